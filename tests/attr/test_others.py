@@ -1,0 +1,101 @@
+"""Gradient x token, the controls and the input space."""
+
+import captum.attr
+import captum.metrics
+import pytest
+import torch
+
+from tests.models import images, relative_error, sharpen, tiny
+from tests.oracles import test_oracle as scenes
+from xattr.attr import (
+    AttentionRollout,
+    BrightnessMap,
+    CentreMap,
+    GradientXToken,
+    GradSkip,
+    InputSpace,
+    IntegratedGradients,
+    RandomMap,
+)
+
+
+@pytest.mark.parametrize("kind", ["token", "avg", "distilled"])
+def test_gradient_x_token_equals_the_oracle(kind):
+    model, image = scenes.build(kind), scenes.images()
+    record = scenes.seen(kind, target=1)
+    prefix = record.x_last.shape[1] - 36
+    for block in (1, 3, -1):
+        part = record.blocks[block - 1 if block > 0 else block]
+        wanted = (part.x * part.dx).sum(-1)[:, prefix:].view(2, 1, 6, 6)
+        found = GradientXToken(model).attribute(image, target=1, block=block, upsample=None)
+        assert relative_error(found, wanted) < 1e-9
+    start = GradientXToken(model).attribute(image, target=1, block=None, upsample=None)
+    assert torch.equal(start.flatten(1), GradSkip(model).explain(image, target=1).start)
+
+
+def test_gradient_x_token_of_a_bias_free_model_sums_to_the_logit():
+    model = sharpen(tiny(global_pool="avg", class_token=False)).double()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.zero_()
+    x = images(dtype=torch.float64)
+    for block in (1, 2, 3):
+        found = GradientXToken(model).attribute(x, target=2, block=block, upsample=None)
+        assert torch.allclose(found.sum((1, 2, 3)), model(x)[:, 2], rtol=1e-10)
+
+
+def test_no_such_block():
+    for block in (0, 4, -4):
+        with pytest.raises(ValueError, match="3"):
+            GradientXToken(tiny()).attribute(images(), target=1, block=block)
+
+
+def test_controls():
+    x = images(3)
+    assert torch.allclose(BrightnessMap(None).attribute(x), x.mean(1, keepdim=True))
+    centre = CentreMap(None).attribute(torch.zeros(1, 3, 5, 9))
+    assert int(centre.argmax()) == 2 * 9 + 4
+    assert float(centre[0, 0, 0, 0]) == pytest.approx(0, abs=1e-7)
+    noise = RandomMap(None).attribute(x)
+    assert torch.equal(noise[1:2], RandomMap(None).attribute(x[1:2]))  # the same image, the same noise
+    assert not torch.equal(noise[:1], noise[1:2])
+    assert 0.45 < float(noise.mean()) < 0.55
+
+
+@pytest.mark.parametrize("size", [(32, 32), (32, 64)])
+def test_input_space_keeps_sums(size):
+    model = tiny(img_size=size)
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    for method in (GradSkip(model), AttentionRollout(model), GradientXToken(model), BrightnessMap(model)):
+        grid = {} if isinstance(method, BrightnessMap) else {"upsample": None}
+        wanted = method.attribute(x, target=1, **grid)
+        found = InputSpace(method).attribute(x, target=1)
+        assert found.shape == x.shape
+        assert torch.allclose(found.sum((1, 2, 3)), wanted.sum((1, 2, 3)), rtol=1e-4, atol=1e-6)
+    assert relative_error(found, wanted.expand_as(found) / 3) < 1e-6
+
+
+def test_input_space_of_a_grid_that_does_not_divide_the_image():
+    class Coarse:
+        forward_func = None
+
+        def attribute(self, inputs, upsample=None):
+            return torch.arange(6.0).view(1, 1, 2, 3)
+
+    found = InputSpace(Coarse()).attribute(torch.zeros(1, 3, 5, 7))
+    assert found.shape == (1, 3, 5, 7)
+    assert float(found.sum()) == pytest.approx(15, abs=1e-5)
+    assert float(found[..., :1].sum()) == pytest.approx(3 / 3, abs=1e-5)  # a third of the first column of cells (7 / 3)
+
+
+def test_captums_tools_take_our_methods():
+    model, x = tiny(), images()
+    smooth = captum.attr.NoiseTunnel(GradSkip(model)).attribute(x, nt_samples=3, stdevs=0.05, target=1, gate="layer")
+    assert smooth.shape == (2, 1, 32, 32)
+    perturb = lambda inputs: (n := 0.05 * torch.randn_like(inputs), inputs - n)
+    for method in (InputSpace(GradSkip(model)), IntegratedGradients(model)):
+        value = captum.metrics.infidelity(model, perturb, x, method.attribute(x, target=1), target=1)
+        assert value.shape == (2,)
+    spread = captum.metrics.sensitivity_max(GradSkip(model).attribute, x, target=1, n_perturb_samples=2)
+    assert bool((spread > 0).all())

@@ -1,0 +1,159 @@
+"""What one pass finds on models that it has no line about: attention, residual sums, layout, read-out."""
+
+import pytest
+import torch
+import transformers as hf
+
+from tests.models import HF, EinsumAttentionViT, images, relative_error, sharpen, tiny
+from xattr.attr import AttentionRollout, GradSkip
+from xattr.trace import Inputs, UnsupportedModelError, attention_maps, observe
+
+PREFIX = {
+    ("vit_tiny_patch16_224", ""): 1,
+    ("vit_tiny_patch16_224", "avg"): 1,
+    ("deit_tiny_distilled_patch16_224", ""): 2,
+    ("vit_small_patch14_reg4_dinov2", ""): 5,
+    ("vit_little_patch16_reg4_gap_256", ""): 4,
+    ("vit_small_patch16_dinov3", ""): 5,
+    ("eva02_tiny_patch14_224", ""): 1,
+    ("beit_base_patch16_224", ""): 1,
+    ("vit_base_patch16_siglip_224", ""): 0,
+}
+HF_MODELS = {
+    "ViT": lambda: hf.ViTForImageClassification(hf.ViTConfig(**HF, num_labels=3)),
+    "DeiT": lambda: hf.DeiTForImageClassification(hf.DeiTConfig(**HF, num_labels=3)),
+    "BEiT": lambda: hf.BeitForImageClassification(hf.BeitConfig(**HF, num_labels=3, use_relative_position_bias=True)),
+    "DINOv2": lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, mlp_ratio=2, num_labels=3)),
+    "DINOv2 registers": lambda: hf.Dinov2WithRegistersForImageClassification(
+        hf.Dinov2WithRegistersConfig(**HF, mlp_ratio=2, num_labels=3)
+    ),
+}
+METHODS = ((GradSkip, {"signed": True}), (AttentionRollout, {}))
+
+
+def build_hf(name):
+    torch.manual_seed(0)
+    return sharpen(HF_MODELS[name]().eval())
+
+
+@pytest.mark.parametrize(("name", "pool"), PREFIX)
+def test_blocks_and_tokens_of_timm_models(name, pool):
+    model = tiny(name, **({"global_pool": pool} if pool else {}))
+    record = observe(model, Inputs.of(images())).record
+    layout = record.require_blocks("test")
+    assert [block.path for block in record.blocks] == [f"blocks.{i}.attn" for i in range(3)]
+    assert (layout.grid, layout.offset) == ((4, 4), PREFIX[name, pool])
+    assert layout.prefix == list(range(PREFIX[name, pool]))
+    # A token sequence that is zero except at prefix + 7 lights the cell in row 1, column 3.
+    tokens = torch.zeros(1, layout.tokens)
+    tokens[0, layout.offset + 7] = 1
+    assert torch.nonzero(tokens[:, layout.patches].unflatten(1, layout.grid)[0]).tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize("name", HF_MODELS)
+def test_hugging_face_as_loaded_equals_eager(name):
+    model, eager, x = build_hf(name), build_hf(name), images()
+    eager.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "sdpa"
+    before = model(x).logits
+    for method, options in METHODS:
+        found = method(model).attribute(x, target=1, **options)
+        assert relative_error(found, method(eager).attribute(x, target=1, **options)) < 1e-5
+        assert relative_error(found, method(lambda z: model(z).logits).attribute(x, target=1, **options)) < 1e-6
+        assert torch.equal(found, method(model).attribute({"pixel_values": x}, target=1, **options))
+    for one, other in zip(attention_maps(model, x), attention_maps(eager, x), strict=True):
+        assert one.shape == (2, 2, *other.shape[2:])
+        assert torch.allclose(one, other, atol=1e-5)
+        assert torch.allclose(one.sum(-1), torch.ones(()), atol=1e-5)
+    own = eager(x, output_attentions=True).attentions
+    assert len(own) == 2
+    for one, other in zip(attention_maps(model, x), own, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(x).logits, before)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "vit_small_patch16_dinov3"]
+)
+def test_fused_attention_gives_the_maps_and_explanations_of_eager(name):
+    model, eager, x = tiny(name), tiny(name), images()
+    own, handles = [], []
+    for block in eager.blocks:
+        assert block.attn.fused_attn
+        block.attn.fused_attn = False
+        handles.append(block.attn.attn_drop.register_forward_hook(lambda m, a, out: own.append(out.detach())))
+    before = model(x)
+    eager(x)
+    for handle in handles:
+        handle.remove()
+    found = attention_maps(model, x)
+    assert len(found) == len(own) == 3
+    for one, other in zip(found, own, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+        assert float((one - one.mean(-1, keepdim=True)).abs().max()) > 0.05  # maps that differ from uniform
+    for method, options in METHODS:
+        wanted = method(eager).attribute(x, target=1, **options)
+        assert relative_error(method(model).attribute(x, target=1, **options), wanted) < 1e-5
+    assert all(block.attn.fused_attn for block in model.blocks)
+    assert torch.equal(model(x), before)
+
+
+def test_registers_behind_the_patches():
+    class Behind(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = EinsumAttentionViT()
+            self.extra = torch.nn.Parameter(torch.randn(1, 2, 16))
+            self.stem, self.vit.stem = self.vit.stem, torch.nn.Identity()
+            self.vit.forward = lambda x: EinsumAttentionViT.forward(self.vit, x)
+
+        def forward(self, x):
+            tokens = self.stem(x).flatten(2).transpose(1, 2)
+            tokens = torch.cat([tokens, self.extra.expand(len(x), -1, -1)], 1)
+            # the transformer flattens and transposes what its stem returns
+            return self.vit(tokens.transpose(1, 2)[..., None])
+
+    record = observe(Behind().eval(), Inputs.of(images())).record
+    layout = record.require_blocks("test")
+    assert (layout.offset, layout.tokens, layout.prefix) == (0, 18, [16, 17])
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_residual_sums_written_in_place(inplace):
+    class Own(EinsumAttentionViT):
+        def forward(self, x):
+            x = self.stem(x).flatten(2).transpose(1, 2)
+            for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+                q, k, v = qkv(norm(x)).chunk(3, -1)
+                a = out(torch.softmax(q @ k.mT / 4, -1) @ v)
+                x = x.add_(a) if inplace else x + a
+            return self.head(x.mean(1))
+
+    x = images()
+    model = sharpen(Own().eval())
+    record = observe(model, Inputs.of(x), rules="libra").record
+    assert [tuple(b.attentions[0].out.value.shape[:2]) for b in record.blocks] == [(1, 2), (1, 2)] or record.blocks
+    for block in record.blocks:
+        assert torch.allclose(block.x.value + block.a, block.z.value, atol=1e-5) or inplace
+    first = observe(model, Inputs.of(x), rules="libra").record.blocks[0]
+    assert torch.allclose(first.x.value, model.stem(x).flatten(2).transpose(1, 2), atol=1e-6)
+
+
+def test_windows_and_missing_pieces_are_refused_by_name():
+    import timm
+
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=64,
+        window_size=4,
+        embed_dim=16,
+        depths=(1, 1),
+        num_heads=(1, 2),
+        num_classes=5,
+    ).eval()
+    for method in (GradSkip, AttentionRollout):
+        with pytest.raises(UnsupportedModelError, match="IntegratedGradients"):
+            method(swin).attribute(images(1, 64), target=1)
+        with pytest.raises(UnsupportedModelError, match="no attention"):
+            method(timm.create_model("resnet18", num_classes=5).eval()).attribute(images(), target=1)

@@ -1,0 +1,52 @@
+"""Attribution methods that follow Captum's API; each is imported when it is first used.
+
+`METHODS` lists them: name of the class to the module that holds it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .controls import BrightnessMap, CentreMap, RandomMap
+    from .gradient_x_token import GradientXToken
+    from .gradskip import GradSkip, GradSkipEvidence, GradSkipSettings
+    from .input_space import InputSpace
+    from .integrated_gradients import IntegratedGradients
+    from .rollout import AttentionRollout
+
+METHODS: dict[str, str] = {
+    "GradSkip": "gradskip",
+    "GradientXToken": "gradient_x_token",
+    "AttentionRollout": "rollout",
+    "IntegratedGradients": "integrated_gradients",
+    "RandomMap": "controls",
+    "CentreMap": "controls",
+    "BrightnessMap": "controls",
+}
+_OTHERS = {"GradSkipEvidence": "gradskip", "GradSkipSettings": "gradskip", "InputSpace": "input_space"}
+
+__all__ = [
+    "METHODS",
+    "AttentionRollout",
+    "BrightnessMap",
+    "CentreMap",
+    "GradSkip",
+    "GradSkipEvidence",
+    "GradSkipSettings",
+    "GradientXToken",
+    "InputSpace",
+    "IntegratedGradients",
+    "RandomMap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = METHODS.get(name) or _OTHERS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,76 @@
+"""What all methods share that return one map for each image."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from captum.attr import GradientAttribution
+from torch import Tensor
+
+from ..trace import Activation, Layout, Record
+
+Upsample: TypeAlias = Literal["bilinear", "nearest"] | None
+MAP_BUDGET = 2**30
+
+
+class MapAttribution(GradientAttribution):  # type: ignore[misc]
+    """A Captum attribution whose result is a map `[B, 1, H, W]`."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        """Readable name of the method."""
+        return f"xattr {cls.__name__}"
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> Any:
+        """Not available.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}; use attribute.")
+
+
+def result_dtype(image: Tensor) -> torch.dtype:
+    """`float64` for float64 images, else `float32`, also for models in half precision."""
+    return torch.float64 if image.dtype == torch.float64 else torch.float32
+
+
+def finish(grid: Tensor, image: Tensor, upsample: Upsample) -> Tensor:
+    """A map on the token grid `[B, h, w]` as `[B, 1, H, W]`, or `[B, 1, h, w]` with `upsample=None`; not normalised."""
+    result = grid.detach().to(result_dtype(image))[:, None]
+    if upsample is None:
+        return result
+    if upsample not in ("bilinear", "nearest"):
+        raise ValueError(f'upsample={upsample!r}; expected "bilinear", "nearest" or None.')
+    return F.interpolate(result, size=image.shape[-2:], mode=upsample)
+
+
+def dot(x: Activation, gradient: Tensor) -> Tensor:
+    """Gradient times activation of each token, `[B, N]`, summed over channels in at least float32."""
+    wide = torch.promote_types(x.value.dtype, torch.float32)
+    return (x.value.to(wide) * gradient.to(wide)).sum(-1)
+
+
+def tokens_read(last_gradient: Tensor) -> Tensor:
+    """Which of the last tokens the head reads: those that the gradient reaches, boolean `[B, N]`."""
+    return (last_gradient != 0).any(-1)
+
+
+def reads_prefix(read: Tensor, layout: Layout) -> bool:
+    """Whether a class, distillation or register token is among the tokens read."""
+    return bool(layout.prefix) and bool(read[:, layout.prefix].any())
+
+
+def walk_start(record: Record, layout: Layout, last_gradient: Tensor, skip_prefix: bool) -> tuple[int, Activation]:
+    """Where a walk over patch tokens begins: the number of blocks it passes, and the tokens in front of it.
+
+    Behind the last block of a class-token model no gradient reaches a patch; the walk then begins one block earlier, at
+    the tokens that the last block reads.
+    """
+    depth = len(record.blocks)
+    assert record.last is not None
+    if skip_prefix and reads_prefix(tokens_read(last_gradient), layout):
+        return depth - 1, record.blocks[-1].x
+    return depth, record.last

@@ -1,0 +1,174 @@
+"""Every method side by side on small trained transformers, offline: one table and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from . import attr
+from .datasets import Pairs, Scenes, digit_scenes, embedded_model, pair_scenes
+from .metrics import class_sensitivity, cost_in_forwards, energy, pointing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ROWS", "Demo", "Row", "run"]
+
+MODELS = ("class-token", "mean-pool")
+
+# Name in the table -> class and arguments of `attribute`.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GradSkip, DEFAULT": ("GradSkip", {"settings": attr.GradSkip.DEFAULT}),
+    "GradSkip, PAPER": ("GradSkip", {"settings": attr.GradSkip.PAPER}),
+    "GradientXToken, start vector only": ("GradientXToken", {"block": None}),
+    "GradientXToken, libra, block 1": ("GradientXToken", {"block": 1}),
+    "AttentionRollout": ("AttentionRollout", {}),
+    "IntegratedGradients": ("IntegratedGradients", {}),
+    "RandomMap (control)": ("RandomMap", {}),
+    "CentreMap (control)": ("CentreMap", {}),
+    "BrightnessMap (control)": ("BrightnessMap", {}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one model, averaged over scenes.
+
+    Attributes:
+        model: name of the embedded model.
+        method: the method, by class name.
+        cost: FLOPs of one explanation, in forward passes.
+        energy: share of the positive mass inside the mask (the ink of the digit).
+        cell: share of the positive mass inside the digit's cell, the finest that a grid of 4 x 4 patches resolves.
+        pointing: share of images whose largest value lies in the digit's cell.
+        sensitivity: class sensitivity on scenes with two digits, by cell.
+    """
+
+    model: str
+    method: str
+    cost: float
+    energy: float
+    cell: float
+    pointing: float
+    sensitivity: float
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made."""
+
+    rows: tuple[Row, ...]
+    figure: Figure
+    scenes: int
+    pairs: int
+
+    @property
+    def table(self) -> str:
+        """The rows as aligned text."""
+        width = max(len(row.method) for row in self.rows)
+        head = f"{'method':{width}}  forwards  energy: ink   cell  pointing  class sensitivity"
+        lines: list[str] = []
+        for model in dict.fromkeys(row.model for row in self.rows):
+            lines += [f"\n{model} vision transformer", head, "-" * len(head)]
+            lines += [
+                f"{r.method:{width}}  {r.cost:8.2f}  {r.energy:11.2f}  {r.cell:5.2f}  {r.pointing:8.2f}  "
+                f"{r.sensitivity:17.2f}"
+                for r in self.rows
+                if r.model == model
+            ]
+        note = (
+            f"\n{self.scenes} unseen scenes, {self.pairs} with two digits. Input: scanned digits composed into scenes; "
+            f"the digit is the\nclass, pixel-shuffled digits around it are not. Higher is better except for cost "
+            f"(FLOPs, in forward passes).\nChance is .11 for cell and pointing."
+        )
+        return "\n".join(lines) + "\n" + note
+
+    def save(self, folder: str | Path = ".") -> Path:
+        """Write the picture as `xattr-demo.png` into an existing folder.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f"there is no folder {str(folder)!r} to write the picture into; create it first.")
+        path = Path(folder) / "xattr-demo.png"
+        self.figure.savefig(path, dpi=150)
+        return path
+
+
+def run(scenes: int = 60, pairs: int = 40, shown: int = 3, show_progress: bool = False) -> Demo:
+    """Explain sample scenes on the class-token and the mean-pooled model with every method and control.
+
+    Args:
+        scenes: number of scenes with one digit.
+        pairs: number of scenes with two digits.
+        shown: how many scenes of each model the picture shows.
+        show_progress: whether to draw a progress bar.
+
+    Example:
+        >>> from xattr.demo import run
+        >>> demo = run(scenes=2, pairs=1, shown=1)
+        >>> demo.rows[0].method
+        'GradSkip, DEFAULT'
+    """
+    from .visualization import comparison
+
+    single, double = digit_scenes("report", n=scenes), pair_scenes("report", n=pairs)
+    rows, pictures, labels, shown_maps = [], [], [], {name: [] for name in ROWS}  # type: ignore[var-annotated]
+    models = {name: embedded_model(name) for name in MODELS}
+    with tqdm(total=len(models) * len(ROWS), disable=not show_progress, leave=False) as bar:
+        for name, model in models.items():
+            pictures.append(single[:shown])
+            labels += [f"{name}: {int(label)}" for label in single.labels[:shown]]
+            for method, (kind, arguments) in ROWS.items():
+                row, maps = _measure(getattr(attr, kind)(model), arguments, single, double)
+                rows.append(replace(row, model=name, method=method))
+                shown_maps[method] += list(maps[:shown])
+                bar.update()
+    figure = comparison(
+        torch.cat([part.images for part in pictures]),
+        {name.replace(" (control)", ""): torch.stack(maps) for name, maps in shown_maps.items()},
+        masks=torch.cat([part.masks for part in pictures]),
+        labels=labels,
+        title="The outlined digit is the class; the rest are shuffled digits",
+    )
+    return Demo(tuple(rows), figure, scenes, pairs)
+
+
+def _measure(method: Any, arguments: dict[str, Any], single: Scenes, double: Pairs) -> tuple[Row, Tensor]:
+    explain: Callable[..., Tensor] = lambda images, target: method.attribute(images, target=target, **arguments)
+    maps = explain(single.images, single.labels)
+    first, second = (explain(double.images, double.labels[:, i]) for i in (0, 1))
+    cells = double.cells[:, :1], double.cells[:, 1:]
+    to_first = class_sensitivity(first, second, cell_masks(cells[0]))
+    to_second = class_sensitivity(second, first, cell_masks(cells[1]))
+    inside = cell_masks(single.cells[:, None])
+    cost = cost_in_forwards(
+        lambda image: explain(image, single.labels[:1]), lambda image: method.forward_func(image), single.images[:1]
+    )
+    row = Row(
+        model="",
+        method="",
+        cost=cost,
+        energy=_mean([energy(maps, single.masks)]),
+        cell=_mean([energy(maps, inside)]),
+        pointing=_mean([pointing(maps, inside)]),
+        sensitivity=_mean([to_first, to_second]),
+    )
+    return row, maps.detach()
+
+
+def _mean(parts: Iterable[Tensor]) -> float:
+    return float(torch.cat(list(parts)).mean())
+
+
+def cell_masks(cells: Tensor) -> Tensor:
+    """Masks `[n, 1, 24, 24]` of one cell in each image, given their numbers `[n, 1]`."""
+    grid = torch.zeros(len(cells), 9, dtype=torch.bool).scatter(1, cells, torch.ones_like(cells, dtype=torch.bool))
+    return grid.view(-1, 1, 3, 3).repeat_interleave(8, 2).repeat_interleave(8, 3)

@@ -1,0 +1,96 @@
+"""Normalisation layers: batch norm as the affine map it is in evaluation, the others with a constant denominator.
+
+    y = (x - mean(x)) / [sqrt(var(x) + eps)]_constant * weight + bias
+
+The mean stays differentiable; RMSNorm has none. Values are computed by torch's own kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .operation import Operation
+
+
+class _ConstantDenominator(torch.autograd.Function):
+    """A normalisation over the trailing axes whose backward treats the denominator as a constant."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+    ) -> Tensor:
+        axes = tuple(range(-len(shape), 0))
+        if centred:
+            y, _, inverse = torch.native_layer_norm(x, shape, weight, bias, eps)
+        else:
+            y = F.rms_norm(x, shape, weight, eps)
+            wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+            inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt().to(x.dtype)
+        ctx.save_for_backward(inverse, weight)
+        ctx.axes, ctx.centred = axes, centred
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        inverse, weight = ctx.saved_tensors
+        grad = grad * (inverse if weight is None else inverse * weight)
+        if ctx.centred:
+            grad = grad - grad.mean(ctx.axes, keepdim=True)
+        return grad.to(inverse.dtype), None, None, None, None, None
+
+
+def layer_norm(op: Operation) -> Tensor:
+    """LayerNorm with a constant denominator."""
+    x, shape = op.args[0], list(op.argument(1, "normalized_shape"))
+    weight, bias, eps = op.argument(2, "weight"), op.argument(3, "bias"), op.argument(4, "eps", 1e-5)
+    return _ConstantDenominator.apply(x, shape, weight, bias, eps, True)
+
+
+def rms_norm(op: Operation) -> Tensor:
+    """RMSNorm with a constant denominator."""
+    x, shape, weight, eps = (
+        op.args[0],
+        list(op.argument(1, "normalized_shape")),
+        op.argument(2, "weight"),
+        op.argument(3, "eps"),
+    )
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _ConstantDenominator.apply(x, shape, weight, None, eps, False)
+
+
+def group_norm(op: Operation) -> Tensor:
+    """GroupNorm with a constant denominator: LayerNorm of each group, then the affine map over channels."""
+    x, groups = op.args[0], op.argument(1, "num_groups")
+    weight, bias, eps = op.argument(2, "weight"), op.argument(3, "bias"), op.argument(4, "eps", 1e-5)
+    grouped = x.reshape(len(x), groups, -1)
+    y = _ConstantDenominator.apply(grouped, [grouped.shape[-1]], None, None, eps, True).view_as(x)
+    per_channel = (1, -1) + (1,) * (x.ndim - 2)
+    y = y if weight is None else y * weight.view(per_channel)
+    return y if bias is None else y + bias.view(per_channel)
+
+
+def batch_norm(op: Operation) -> Any:
+    """Batch norm in evaluation, written as the affine map `x * scale + shift`.
+
+    The same in every rule set: torch's own CPU backward is wrong for one image whose gradient arrives token by token,
+    as it does behind every convolution stem of a transformer (found in torch 2.14.1).
+    """
+    x, mean, var = op.args[0], op.argument(1, "running_mean"), op.argument(2, "running_var")
+    weight, bias, eps = op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
+    if mean is None or var is None:
+        return op.run()
+    scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    per_channel = (1, -1) + (1,) * (x.ndim - 2)
+    return x * scale.view(per_channel).to(x.dtype) + shift.view(per_channel).to(x.dtype)
+
+
+def normalize(op: Operation) -> Tensor:
+    """`F.normalize` (unit length) with a constant norm."""
+    x, p, axis, eps = op.args[0], op.argument(1, "p", 2.0), op.argument(2, "dim", 1), op.argument(3, "eps", 1e-12)
+    norm: Tensor = x.norm(p, axis, keepdim=True).clamp_min(eps).detach()
+    return x / norm

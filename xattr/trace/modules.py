@@ -1,0 +1,78 @@
+"""Which module is running, and evaluation mode for the length of its own call."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+# Modules whose training flag is held at False, and by how many calls. Two threads may explain one model at once: the
+# flag goes back when the last of them leaves.
+_HELD: dict[nn.Module, int] = {}
+_LOCK = threading.Lock()
+
+
+class ModuleWatch:
+    """Sees every module call of this thread while it is entered, also inside closures.
+
+    What branches on `self.training` in Python (stochastic depth, auxiliary heads) cannot be seen in the arguments of
+    operations. A module that is called in train mode is therefore put into evaluation mode for that call alone; only
+    this flag is touched, and it is put back also after an exception.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._stack: list[tuple[nn.Module, bool]] = []
+        self._names: dict[int, str] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ModuleWatch:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        while self._stack:
+            self._pop()
+
+    def path(self) -> str:
+        """Dotted path of the module that is running, from the outermost module of the pass."""
+        for module, _ in reversed(self._stack):
+            if self._names.get(id(module)):
+                return self._names[id(module)]
+        return ""
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if id(module) not in self._names:
+            self._names.update({id(m): name for name, m in module.named_modules() if id(m) not in self._names})
+        with _LOCK:
+            held = module.training or module in _HELD
+            if held:
+                _HELD[module] = _HELD.get(module, 0) + 1
+                module.training = False
+        self._stack.append((module, held))
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == self._thread and self._stack and self._stack[-1][0] is module:
+            self._pop()
+
+    def _pop(self) -> None:
+        module, held = self._stack.pop()
+        if not held:
+            return
+        with _LOCK:
+            _HELD[module] -= 1
+            if not _HELD[module]:
+                del _HELD[module]
+                module.training = True

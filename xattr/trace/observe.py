@@ -1,0 +1,118 @@
+"""Calling a user's model under a trace, safely: the one way in which every method of this package runs a model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rules import RuleSet, rule_set
+from .errors import UnseenError
+from .inputs import Inputs
+from .outputs import Target, logits, resolve, select
+from .record import Activation, Record
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The result of one observed forward.
+
+    Attributes:
+        scores: what the model returned, `[B, C]` as a rule, with its graph.
+        roots: the leaves that stand for the inputs.
+        record: attentions, blocks and layout.
+    """
+
+    scores: Tensor
+    roots: tuple[Activation, ...]
+    record: Record
+
+    def score(self, target: Target = None, output: str = "logit") -> Tensor:
+        """The explained number of each image, `[B]`.
+
+        Args:
+            target: by Captum's conventions; `None` is the predicted class.
+            output: "logit", or "prob" for the softmax over axis 1.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            target = resolve(target, self.scores)
+            return select(self.scores.softmax(1) if output == "prob" else self.scores, target)
+
+
+def observe(
+    forward_func: Callable[..., Any],
+    inputs: Inputs,
+    extra: Any = None,
+    *,
+    rules: str | RuleSet = "plain",
+    record: bool = True,
+) -> Pass:
+    """Run a model once under a trace.
+
+    Whatever the caller's state (train mode, `no_grad`, `inference_mode`, frozen or trainable parameters), the pass runs
+    in evaluation mode with gradients from the inputs only, and nothing of the model or of the inputs is written.
+
+    Args:
+        forward_func: a module or any callable.
+        inputs: checked inputs.
+        extra: Captum's `additional_forward_args`.
+        rules: a rule set or its name.
+        record: whether to keep attentions, blocks and layout.
+
+    Raises:
+        UnseenError: a part of the forward could not be observed.
+        OutputError: the output holds no tensor of scores.
+    """
+    model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
+    with torch.inference_mode(False), torch.enable_grad(), _eager():
+        roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)
+        trace = Trace(rule_set(rules), record)
+        with trace:
+            with torch._C.DisableTorchFunction():
+                stand_ins = trace.admit(roots)
+            args, kwargs = inputs.arguments(stand_ins, extra)
+            output = model(*args, **kwargs)
+        scores = logits(output, len(roots[0]))
+        if not trace.has_seen(scores):
+            raise UnseenError(
+                f"no chain of observed operations leads from the input to the output {list(scores.shape)} of "
+                f"{type(model).__name__}. It is scripted, exported, runs in another thread, or does not use its input. "
+                f"Explain the original model."
+            )
+        if not scores.requires_grad:
+            raise UnseenError(
+                "the output carries no gradient of the input: the model detaches it, or runs under torch.no_grad()."
+            )
+        return Pass(scores, tuple(map(Activation.of, roots)), trace.record)
+
+
+def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_forward_args: Any = None) -> list[Tensor]:
+    """The attention maps of one pass, with fused attention left on.
+
+    Args:
+        forward_func: a module or any callable.
+        inputs: images `[B, C, H, W]`, or the mapping of a Hugging Face processor.
+        additional_forward_args: what else the model takes.
+
+    Returns:
+        One map `[B, H, N, M]` for each attention in order of depth; rows sum to 1.
+    """
+    with torch.no_grad():
+        record = observe(forward_func, Inputs.of(inputs), additional_forward_args).record
+        return [attention.map() for attention in record.attentions]
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled parts of a model run as the Python they were compiled from."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

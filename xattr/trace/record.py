@@ -1,0 +1,217 @@
+"""What one pass leaves behind: attentions, blocks, the token layout, and where gradients arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A tensor of the pass: its value, and the place in the graph where its gradient arrives.
+
+    The place is kept instead of the tensor, so that a later in-place operation changes neither.
+    """
+
+    value: Tensor
+    edge: GradientEdge | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, copy: bool = False) -> Activation:
+        """Remember a tensor; `copy` where it is about to be overwritten."""
+        value = tensor.detach()
+        return cls(value.clone() if copy else value, get_gradient_edge(tensor) if tensor.requires_grad else None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the image's patches lie in a sequence of tokens.
+
+    Attributes:
+        grid: `(h, w)` of the patches, row by row.
+        offset: number of tokens in front of them.
+        tokens: length of the sequence.
+    """
+
+    grid: tuple[int, int]
+    offset: int
+    tokens: int
+
+    @property
+    def patches(self) -> slice:
+        """The patch tokens in the sequence."""
+        return slice(self.offset, self.offset + self.grid[0] * self.grid[1])
+
+    @property
+    def prefix(self) -> list[int]:
+        """The other tokens (class, distillation, registers): in front of the patches, or behind them."""
+        return [i for i in range(self.tokens) if not self.patches.start <= i < self.patches.stop]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention over tokens.
+
+    Its map is not kept. It is computed again from queries and keys when it is asked for, so fused attention stays
+    fused.
+
+    Attributes:
+        path: dotted path of the module that ran it.
+        out: what it returned, `[B, H, N, d]`.
+        values: `[B, H, M, d]`.
+        weights: the map `[B, H, N, M]` where the model computed one itself.
+        query: `[B, H, N, e]`, else.
+        key: `[B, H, M, e]`, else.
+        mask: additive or boolean mask, or `None`.
+        scale: factor on the scores.
+        causal: whether a query sees only the keys up to its own place.
+    """
+
+    path: str
+    out: Activation
+    values: Tensor
+    weights: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    mask: Tensor | None = None
+    scale: float = 1.0
+    causal: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(B, H, N, M)` of the map."""
+        batch, heads, queries, _ = self.out.value.shape
+        return batch, heads, queries, self.values.shape[-2]
+
+    def map(self, images: slice = slice(None)) -> Tensor:
+        """The attention map `[B, H, N, M]` of some images; rows (queries) sum to 1. At least float32."""
+        if self.weights is not None:
+            return _wide(self.weights[images])
+        assert self.query is not None and self.key is not None
+        scores = _wide(self.query[images]) * self.scale @ _wide(self.key[images]).mT
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        if self.mask is not None:
+            mask = self.mask[images] if self.mask.ndim == 4 and len(self.mask) == len(self.query) else self.mask
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1)
+
+    def map_gradient(self, out_gradient: Tensor, images: slice = slice(None)) -> Tensor:
+        """`df/dA = df/do @ V^T`, `[B, H, N, M]`, from the gradient of what the attention returned."""
+        return _wide(out_gradient[images]) @ _wide(self.values[images]).mT
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual sum of attention, `z = x + a`.
+
+    Attributes:
+        path: dotted path of the module in which the attention ran.
+        attentions: what `a` was computed from.
+        x: the skip, `[B, N, D]`.
+        a: the branch as it enters the sum.
+        z: the sum.
+        projection: weight `[D, H d]` of the linear map behind the attention, if there is one.
+    """
+
+    path: str
+    attentions: tuple[Attention, ...]
+    x: Activation
+    a: Tensor
+    z: Activation
+    projection: Tensor | None = None
+
+
+@dataclass
+class Record:
+    """Everything that a pass was asked to remember, in order of depth.
+
+    Attributes:
+        attentions: all attentions.
+        blocks: those with a residual sum.
+        head: those without one, which belong to the head (an attention pool).
+        last: the last tokens that the head reads.
+        grid: spatial size of the last convolution before the first attention.
+    """
+
+    attentions: list[Attention]
+    blocks: list[Block]
+    last: Activation | None = None
+    grid: tuple[int, int] | None = None
+    offset: int | None = None
+
+    @property
+    def head(self) -> list[Attention]:
+        """Attentions behind the last block that never met a residual sum."""
+        inside = {id(a) for block in self.blocks for a in block.attentions}
+        return [a for a in self.attentions if id(a) not in inside]
+
+    def require_blocks(self, method: str) -> Layout:
+        """The token layout, after a check that the model is a column of attention blocks over one token sequence.
+
+        Raises:
+            UnsupportedModelError: with what was found instead.
+        """
+        if not self.attentions:
+            raise self._unsupported(method, "no attention was seen in this model")
+        if not self.blocks:
+            raise self._unsupported(method, f"none of the {len(self.attentions)} attentions seen has a residual sum")
+        tokens = self.blocks[0].z.value.shape[1] if self.blocks[0].z.value.ndim == 3 else None
+        for block in self.blocks:
+            batch, count = block.z.value.shape[0], block.z.value.shape[1]
+            if block.z.value.ndim != 3 or count != tokens:
+                found = f"block {block.path!r} works on {list(block.z.value.shape)}"
+                raise self._unsupported(method, f"{found}, not on one sequence [B, {tokens}, D] throughout")
+            if len(block.attentions) != 1:
+                raise self._unsupported(method, f"{len(block.attentions)} attentions meet in one sum at {block.path!r}")
+            if block.attentions[0].shape[0::2] != (batch, count) or block.attentions[0].shape[3] != count:
+                found = f"the attention {block.path!r} has maps [B, H, N, M] = {list(block.attentions[0].shape)}"
+                raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
+        if self.grid is None or tokens is None or self.grid[0] * self.grid[1] > tokens:
+            found = f"the last convolution before the first attention has the grid {self.grid}"
+            raise self._unsupported(method, f"{found}, which does not lie in {tokens} tokens")
+        size = self.grid[0] * self.grid[1]
+        return Layout(self.grid, tokens - size if self.offset is None else self.offset, tokens)
+
+    @staticmethod
+    def _unsupported(method: str, found: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{method} explains a column of attention blocks over one token sequence, and {found}. IntegratedGradients "
+            f"explains any differentiable model."
+        )
+
+
+def image_chunks(count: int, bytes_each: int, budget: int) -> Iterator[slice]:
+    """Slices of images that keep what is computed for them at once within `budget` bytes."""
+    step = max(1, int(budget // max(1, bytes_each)))
+    for start in range(0, count, step):
+        yield slice(start, min(count, start + step))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor
+
+
+def gradients(score: Tensor, places: list[Activation], keep: bool = False) -> list[Tensor]:
+    """Gradients of the summed score at several places in one backward; zeros where nothing arrives.
+
+    Args:
+        score: one number per image, `[B]`; images do not interact in evaluation mode, so the sum serves all at once.
+        places: where to read the gradient.
+        keep: keep the graph for another call.
+    """
+    reached: list[Any] = [place.edge for place in places if place.edge is not None]
+    # The caller may have switched gradients off; the graph of the score exists all the same.
+    with torch.inference_mode(False), torch.enable_grad():
+        total = score.sum()
+    found = iter(torch.autograd.grad(total, reached, allow_unused=True, retain_graph=keep) if reached else ())
+    result = [None if place.edge is None else next(found) for place in places]
+    return [torch.zeros_like(p.value) if g is None else g for p, g in zip(places, result, strict=True)]

@@ -1,0 +1,12 @@
+"""Heatmaps, overlays and comparison grids.
+
+Nothing here is shown, registered or configured globally: figures are returned, ``rcParams`` and the backend stay as
+they are, and matplotlib is imported when a figure is drawn.
+"""
+
+from .comparison import comparison
+from .figure import heatmap
+from .heat import colour, overlay
+from .image import to_image
+
+__all__ = ["colour", "comparison", "heatmap", "overlay", "to_image"]
