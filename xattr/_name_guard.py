@@ -28,6 +28,6 @@ def refuse_foreign_files(package: Path | None = None) -> None:
         if found:
             raise ImportError(
                 f"{', '.join(found)} in {folder} belong to the distribution '{owner}' (file attributes), which "
-                f"installs the same import name as captum-xattr, so the two cannot share an environment: use a separate one, "
-                f"or run 'pip uninstall {owner} captum-xattr' and then 'pip install captum-xattr' again."
+                f"installs the same import name as captum-xattr, so the two cannot share an environment: use a "
+                f"separate one, or run 'pip uninstall {owner} captum-xattr' and then 'pip install captum-xattr' again."
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import attr
-from .datasets import Pairs, Scenes, digit_scenes, embedded_model, pair_scenes
+from .datasets import Pairs, Scenes, cell_masks, digit_scenes, embedded_model, pair_scenes
 from .metrics import class_sensitivity, cost_in_forwards, energy, pointing
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "GradientXToken, start vector only": ("GradientXToken", {"block": None}),
     "GradientXToken, libra, block 1": ("GradientXToken", {"block": 1}),
     "AttentionRollout": ("AttentionRollout", {}),
-    "IntegratedGradients": ("IntegratedGradients", {}),
+    "IntegratedGradients, 25 steps": ("IntegratedGradients", {"n_steps": 25}),
     "RandomMap (control)": ("RandomMap", {}),
     "CentreMap (control)": ("CentreMap", {}),
     "BrightnessMap (control)": ("BrightnessMap", {}),
@@ -102,8 +104,10 @@ class Demo:
         return path
 
 
-def run(scenes: int = 60, pairs: int = 40, shown: int = 3, show_progress: bool = False) -> Demo:
+def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool = False) -> Demo:
     """Explain sample scenes on the class-token and the mean-pooled model with every method and control.
+
+    Runs on one thread: models this small are slower on several.
 
     Args:
         scenes: number of scenes with one digit.
@@ -122,7 +126,7 @@ def run(scenes: int = 60, pairs: int = 40, shown: int = 3, show_progress: bool =
     single, double = digit_scenes("report", n=scenes), pair_scenes("report", n=pairs)
     rows, pictures, labels, shown_maps = [], [], [], {name: [] for name in ROWS}  # type: ignore[var-annotated]
     models = {name: embedded_model(name) for name in MODELS}
-    with tqdm(total=len(models) * len(ROWS), disable=not show_progress, leave=False) as bar:
+    with _one_thread(), tqdm(total=len(models) * len(ROWS), disable=not show_progress, leave=False) as bar:
         for name, model in models.items():
             pictures.append(single[:shown])
             labels += [f"{name}: {int(label)}" for label in single.labels[:shown]]
@@ -131,13 +135,15 @@ def run(scenes: int = 60, pairs: int = 40, shown: int = 3, show_progress: bool =
                 rows.append(replace(row, model=name, method=method))
                 shown_maps[method] += list(maps[:shown])
                 bar.update()
-    figure = comparison(
-        torch.cat([part.images for part in pictures]),
-        {name.replace(" (control)", ""): torch.stack(maps) for name, maps in shown_maps.items()},
-        masks=torch.cat([part.masks for part in pictures]),
-        labels=labels,
-        title="The outlined digit is the class; the rest are shuffled digits",
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="no non-zero values")  # the title says what a blank map is
+        figure = comparison(
+            torch.cat([part.images for part in pictures]),
+            {name.replace(" (control)", ""): torch.stack(maps) for name, maps in shown_maps.items()},
+            masks=torch.cat([part.masks for part in pictures]),
+            labels=labels,
+            title="The outlined digit is the class, the rest are shuffled digits. A blank map holds no positive value.",
+        )
     return Demo(tuple(rows), figure, scenes, pairs)
 
 
@@ -145,10 +151,10 @@ def _measure(method: Any, arguments: dict[str, Any], single: Scenes, double: Pai
     explain: Callable[..., Tensor] = lambda images, target: method.attribute(images, target=target, **arguments)
     maps = explain(single.images, single.labels)
     first, second = (explain(double.images, double.labels[:, i]) for i in (0, 1))
-    cells = double.cells[:, :1], double.cells[:, 1:]
+    cells = double.cells.T
     to_first = class_sensitivity(first, second, cell_masks(cells[0]))
     to_second = class_sensitivity(second, first, cell_masks(cells[1]))
-    inside = cell_masks(single.cells[:, None])
+    inside = cell_masks(single.cells)
     cost = cost_in_forwards(
         lambda image: explain(image, single.labels[:1]), lambda image: method.forward_func(image), single.images[:1]
     )
@@ -164,11 +170,15 @@ def _measure(method: Any, arguments: dict[str, Any], single: Scenes, double: Pai
     return row, maps.detach()
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _mean(parts: Iterable[Tensor]) -> float:
     return float(torch.cat(list(parts)).mean())
-
-
-def cell_masks(cells: Tensor) -> Tensor:
-    """Masks `[n, 1, 24, 24]` of one cell in each image, given their numbers `[n, 1]`."""
-    grid = torch.zeros(len(cells), 9, dtype=torch.bool).scatter(1, cells, torch.ones_like(cells, dtype=torch.bool))
-    return grid.view(-1, 1, 3, 3).repeat_interleave(8, 2).repeat_interleave(8, 3)

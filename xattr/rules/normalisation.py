@@ -31,16 +31,17 @@ class _ConstantDenominator(torch.autograd.Function):
             wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
             inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt().to(x.dtype)
         ctx.save_for_backward(inverse, weight)
-        ctx.axes, ctx.centred = axes, centred
+        ctx.axes, ctx.centred, ctx.bias_shape = axes, centred, None if bias is None else bias.shape
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inverse, weight = ctx.saved_tensors
+        on_bias = grad.sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[3] else None
         grad = grad * (inverse if weight is None else inverse * weight)
         if ctx.centred:
             grad = grad - grad.mean(ctx.axes, keepdim=True)
-        return grad.to(inverse.dtype), None, None, None, None, None
+        return grad, None, None, on_bias, None, None
 
 
 def layer_norm(op: Operation) -> Tensor:

@@ -1,14 +1,15 @@
-"""What a pass knows of each of its tensors, and which names of torch functions it treats specially."""
+"""What a pass knows of each of its tensors."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+_PASSES = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -16,33 +17,69 @@ class Mark:
     """Knowledge about one tensor of one pass.
 
     Attributes:
-        owner: number of the pass.
         ancestors: bit set of the tensors it was computed from, itself included; 0 for a constant.
         open: the attentions it depends on that have not met their residual sum.
         soft: it is a softmax that has not met its values.
         gate: it is a squashed or inverted quantity (sigmoid, rsqrt, ...).
+        owner: number of the pass.
         has_gradient: it had a gradient function when it was marked. One that gets its gradient later was made inside a
             custom autograd function.
     """
 
-    owner: int
     ancestors: int = 0
     open: frozenset[int] = frozenset()
     soft: bool = False
     gate: bool = False
+    owner: int = 0
     has_gradient: bool = False
 
+    @property
+    def own(self) -> int:
+        """The bit of the tensor itself: the newest among its ancestors."""
+        return 1 << (self.ancestors.bit_length() - 1) if self.ancestors else 0
 
-def mark_of(tensor: Any, owner: int) -> Mark | None:
-    """The mark that the pass `owner` left on a tensor."""
-    mark: Mark | None = getattr(tensor, "_xattr_mark", None)
-    return mark if mark is not None and mark.owner == owner else None
 
+class Marks:
+    """The marks of one pass. They hang on the tensors that the pass makes, and hold no tensor themselves."""
 
-def set_mark(tensor: Tensor, mark: Mark) -> None:
-    """Leave a mark on a tensor that was made in the pass."""
-    mark.has_gradient = tensor.grad_fn is not None
-    tensor._xattr_mark = mark  # type: ignore[attr-defined]
+    def __init__(self) -> None:
+        self._owner = next(_PASSES)
+        self._made = 0
+
+    def of(self, value: Any) -> Mark | None:
+        """The mark of a tensor, if this pass made it."""
+        mark: Mark | None = getattr(value, "_xattr_mark", None)
+        return mark if mark is not None and mark.owner == self._owner else None
+
+    def put(self, tensor: Tensor, mark: Mark) -> None:
+        """Leave a mark on a tensor that was made in the pass."""
+        mark.owner, mark.has_gradient = self._owner, tensor.grad_fn is not None
+        tensor._xattr_mark = mark  # type: ignore[attr-defined]
+
+    def put_new(self, tensor: Tensor, like: Mark | None = None) -> None:
+        """Leave a mark on a tensor that depends on the image: a bit of its own, and the rest as in `like`."""
+        self._made += 1
+        like = like or Mark()
+        self.put(tensor, Mark(like.ancestors | 1 << self._made, like.open, like.soft, like.gate))
+
+    def ancestors(self, value: Any) -> int:
+        """Bit set of the tensors that a value was computed from; 0 for constants and for what is no tensor."""
+        mark = self.of(value)
+        return mark.ancestors if mark is not None else 0
+
+    def own(self, value: Any) -> int:
+        """The bit of the tensor itself."""
+        mark = self.of(value)
+        return mark.own if mark is not None else 0
+
+    def varies(self, value: Any) -> bool:
+        """Whether a value depends on the image."""
+        return self.ancestors(value) != 0
+
+    def is_gate(self, value: Any) -> bool:
+        """Whether a value is a squashed or inverted quantity."""
+        mark = self.of(value)
+        return mark is not None and mark.gate
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -65,36 +102,3 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) is dict:
         return {key: replace_tensors(part, change) for key, part in value.items()}
     return value
-
-
-def writes_in_place(name: str) -> bool:
-    """Whether a torch function of this name overwrites its first argument."""
-    if name.startswith("__"):
-        return name in _IN_PLACE_OPERATORS
-    return name.endswith("_") and name not in ("requires_grad_", "retain_grad_")
-
-
-_IN_PLACE_OPERATORS = frozenset(
-    f"__{name}__"
-    for name in ("setitem", *("iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor".split()))
-)
-
-ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
-MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
-GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal"))
-# What a softmax passes through on its way to the values, and a gate on its way to what it scales.
-KEEPS_SOFT = frozenset(
-    "dropout to type type_as float half bfloat16 double contiguous clone view reshape expand masked_fill".split()
-)
-KEEPS_GATE = KEEPS_SOFT | frozenset(
-    "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__ unsqueeze".split()
-)
-
-# Training behaviour that is an argument: function -> (position, name, value in evaluation).
-EVALUATION: dict[Any, tuple[int, str, Any]] = {
-    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), (2, "training", False)),
-    **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), (2, "training", False)),
-    **dict.fromkeys((torch.dropout, torch.alpha_dropout, torch.feature_dropout), (2, "train", False)),
-    F.rrelu: (3, "training", False),
-    F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
-}

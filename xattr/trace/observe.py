@@ -72,11 +72,9 @@ def observe(
     model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
     with torch.inference_mode(False), torch.enable_grad(), _eager():
         roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)
-        trace = Trace(rule_set(rules), record)
+        trace = Trace(roots, rule_set(rules), record)
+        args, kwargs = inputs.arguments(trace.stand_ins, extra)
         with trace:
-            with torch._C.DisableTorchFunction():
-                stand_ins = trace.admit(roots)
-            args, kwargs = inputs.arguments(stand_ins, extra)
             output = model(*args, **kwargs)
         scores = logits(output, len(roots[0]))
         if not trace.has_seen(scores):
@@ -89,7 +87,7 @@ def observe(
             raise UnseenError(
                 "the output carries no gradient of the input: the model detaches it, or runs under torch.no_grad()."
             )
-        return Pass(scores, tuple(map(Activation.of, roots)), trace.record)
+        return Pass(scores, tuple(map(Activation.of, roots)), trace.record(scores))
 
 
 def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_forward_args: Any = None) -> list[Tensor]:

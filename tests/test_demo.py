@@ -1,0 +1,78 @@
+"""The demo, from Python and as a command."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import xattr.attr
+from xattr import demo
+from xattr.cli import app
+
+
+@pytest.fixture(scope="module")
+def small():
+    return demo.run(scenes=12, pairs=6, shown=1)
+
+
+def test_every_method_and_control_has_a_row(small):
+    assert {kind for kind, _ in demo.ROWS.values()} == set(xattr.attr.METHODS)
+    assert [(r.model, r.method) for r in small.rows] == [(m, name) for m in demo.MODELS for name in demo.ROWS]
+    for name in demo.ROWS:
+        assert small.table.count(name) == len(demo.MODELS)
+
+
+def test_rows_say_what_was_measured(small):
+    rows = {(r.model, r.method): r for r in small.rows}
+    for model in demo.MODELS:
+        best, random = rows[model, "GradSkip, DEFAULT"], rows[model, "RandomMap (control)"]
+        assert best.cell > 0.6
+        assert best.pointing > 0.9
+        assert best.sensitivity > 0.3
+        assert 1.9 < best.cost < 2.2
+        assert random.cell == pytest.approx(1 / 9, abs=0.03)
+        assert random.cost == 0
+        assert random.sensitivity == 0
+        assert rows[model, "AttentionRollout"].sensitivity == pytest.approx(0, abs=1e-6)
+        assert rows[model, "AttentionRollout"].cost < 1.1
+        assert rows[model, "IntegratedGradients, 25 steps"].cost > 50
+
+
+def test_picture(small, tmp_path):
+    path = small.save(tmp_path)
+    assert path == tmp_path / "xattr-demo.png"
+    from matplotlib.image import imread
+
+    picture = imread(path)
+    assert min(picture.shape[:2]) > 300
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 500
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        small.save(tmp_path / "nowhere")
+
+
+def test_run_is_silent_and_repeatable(small, capfd):
+    threads = torch.get_num_threads()
+    again = demo.run(scenes=12, pairs=6, shown=1)
+    assert again.rows == small.rows
+    assert capfd.readouterr() == ("", "")
+    assert torch.get_num_threads() == threads
+
+
+def test_command(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "run", lambda show_progress: small)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 0
+    assert small.table in result.output
+    assert (tmp_path / "xattr-demo.png").exists()
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "nowhere")])
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+
+
+def test_command_says_what_it_can():
+    done = subprocess.run([sys.executable, "-m", "xattr", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "demo" in done.stdout

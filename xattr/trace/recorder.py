@@ -1,0 +1,153 @@
+"""Builds the record of a pass while it runs: attentions, residual sums, last tokens, token layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from .functions import ADDITIONS, CONCATENATIONS
+from .marks import Mark, Marks
+from .record import Activation, Attention, Block, Record
+
+
+class Recorder:
+    """Follows the operations of a pass and keeps what methods read.
+
+    Args:
+        marks: the marks of the pass.
+        batch: number of images.
+    """
+
+    def __init__(self, marks: Marks, batch: int) -> None:
+        self._marks = marks
+        self._batch = batch
+        self._attentions: list[Attention] = []
+        # Of each attention: ancestors of its map and of its values, for the parting test; and its own bit.
+        self._ancestry: list[tuple[int, int]] = []
+        self._bits: dict[int, int] = {}
+        self._blocks: list[tuple[int, Block]] = []
+        self._last: list[tuple[int, Activation]] = []
+        self._projections: dict[int, Tensor] = {}
+        self._grid: tuple[int, int] | None = None
+        self._grid_bit = 0
+        self._offset: int | None = None
+
+    # -- attention -----------------------------------------------------------------------------------------------------
+
+    def fused_attention(self, path: str, given: dict[str, Any], out: Tensor, result: Mark) -> None:
+        """An attention of queries, keys and values in one call."""
+        query, key, values = given["query"], given["key"], given["value"]
+        of_map, of_values = self._marks.ancestors(query) | self._marks.ancestors(key), self._marks.ancestors(values)
+        if given.get("enable_gqa"):
+            repeats = query.shape[-3] // key.shape[-3]
+            key, values = key.repeat_interleave(repeats, -3), values.repeat_interleave(repeats, -3)
+        scale = given.get("scale")
+        attention = Attention(
+            path,
+            Activation.of(out),
+            values.detach(),
+            query=query.detach(),
+            key=key.detach(),
+            mask=given.get("attn_mask"),
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+            causal=bool(given.get("is_causal")),
+        )
+        self._add(attention, (of_map, of_values), result)
+
+    def explicit_attention(self, path: str, weights: Tensor, values: Tensor, out: Tensor, result: Mark) -> None:
+        """A softmax that meets its values in a matrix product."""
+        ancestry = self._marks.ancestors(weights), self._marks.ancestors(values)
+        parts = [out.detach(), values.detach(), weights.detach()]
+        if out.ndim == 3:
+            # [B H, N, d] has its heads folded into the batch; [B, N, d] has one.
+            heads = len(out) // self._batch if len(out) % self._batch == 0 else 1
+            parts = [part.unflatten(0, (-1, heads)) for part in parts]
+        activation = Activation(parts[0], Activation.of(out).edge)
+        self._add(Attention(path, activation, parts[1], weights=parts[2]), ancestry, result)
+
+    def _add(self, attention: Attention, ancestry: tuple[int, int], result: Mark) -> None:
+        result.open = result.open | {len(self._attentions)}
+        self._attentions.append(attention)
+        self._ancestry.append(ancestry)
+
+    # -- residual sums -------------------------------------------------------------------------------------------------
+
+    def residual(self, args: Any, in_place: bool) -> tuple[list[int], Activation, Tensor] | None:
+        """The parting test, before a sum is made.
+
+        `p + a` is the residual sum of the attentions that are open in `a` iff `p` shares the same ancestors with their
+        maps as with their values, and shares some.
+
+        Returns:
+            Numbers of the attentions, the skip, and the value of the branch; `None` for any other sum.
+        """
+        if len(args) != 2 or not all(map(self._marks.varies, args)) or args[0].shape != args[1].shape:
+            return None
+        for p, a in (args, args[::-1]):
+            skip, branch = self._marks.of(p), self._marks.of(a)
+            assert skip is not None and branch is not None
+            opened = branch.open - skip.open
+            if not opened or skip.open & branch.open:
+                continue
+            shared = skip.ancestors
+            for i in opened:
+                of_map, of_values = self._ancestry[i]
+                shared = shared & of_values if shared & of_map == shared & of_values else 0
+            if shared:
+                x = Activation.of(p, copy=in_place and p is args[0])
+                return sorted(opened), x, a.detach().clone() if in_place and a is args[0] else a.detach()
+        return None
+
+    def close(self, found: tuple[list[int], Activation, Tensor], z: Tensor) -> None:
+        """A residual sum has been made."""
+        numbers, skip, branch = found
+        mark = self._marks.of(z)
+        assert mark is not None
+        mark.open = mark.open - set(numbers)
+        self._last.append((mark.own, Activation.of(z)))
+        attentions = tuple(self._attentions[i] for i in numbers)
+        projection = self._projections.get(numbers[0])
+        block = Block(attentions[0].path, attentions, skip, branch, self._last[-1][1], projection)
+        self._blocks.append((mark.own, block))
+
+    # -- everything else -----------------------------------------------------------------------------------------------
+
+    def follow(self, name: str, args: Any, kwargs: Any, out: Tensor, result: Mark) -> None:
+        """Any other operation that the record learns from."""
+        for i in result.open - self._bits.keys():
+            self._bits[i] = self._marks.own(out)
+        if not self._attentions:
+            if name == "conv2d" and out.ndim == 4:
+                self._grid, self._offset, self._grid_bit = (out.shape[2], out.shape[3]), None, self._marks.own(out)
+            elif name in CONCATENATIONS and self._grid is not None and out.ndim == 3:
+                self._find_offset(args[0] if args else kwargs["tensors"], self._grid[0] * self._grid[1])
+        elif name == "linear":
+            for i in result.open - self._projections.keys():
+                _, heads, _, width = self._attentions[i].out.value.shape
+                if args[1].shape[-1] == heads * width:
+                    self._projections[i] = args[1].detach()
+        elif name in ADDITIONS and self._last:
+            # Where both operands come from the current tokens, the sum of an MLP makes the next ones.
+            current, tokens = self._last[-1]
+            if out.shape == tokens.value.shape and all(self._marks.ancestors(t) & current for t in args[:2]):
+                self._last.append((self._marks.own(out), Activation.of(out)))
+
+    def _find_offset(self, parts: Any, patches: int) -> None:
+        before = 0
+        for part in parts:
+            if part.ndim == 3 and part.shape[1] == patches and self._marks.ancestors(part) & self._grid_bit:
+                self._offset = before
+            before += part.shape[1] if part.ndim == 3 else 0
+
+    def record(self, scores: Tensor) -> Record:
+        """What the scores depend on; a model may have computed more."""
+        reached = self._marks.ancestors(scores)
+        return Record(
+            attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
+            blocks=[block for bit, block in self._blocks if bit & reached],
+            last=next((tokens for bit, tokens in reversed(self._last) if bit & reached), None),
+            grid=self._grid,
+            offset=self._offset,
+        )
