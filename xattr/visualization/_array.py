@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,19 +89,6 @@ def nearest(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
     rows, columns = (((np.arange(n) + 0.5) * (o / n)).astype(int) for n, o in zip(size, values.shape, strict=True))
     picked: NDArray[Any] = values[rows[:, None], columns[None, :]]
     return picked
-
-
-def load_canvas() -> ModuleType:
-    """The module that draws; it imports matplotlib, which nothing else here needs.
-
-    Raises:
-        ImportError: in one line, without matplotlib.
-    """
-    try:
-        from . import _canvas
-    except ImportError as error:
-        raise ImportError(f"drawing needs matplotlib (pip install matplotlib): {error}") from error
-    return _canvas
 
 
 def warn(message: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ._array import as_numpy, load_canvas, nearest
+from ._array import as_numpy, nearest
 from ._maps import as_maps, as_pictures
 from ._scale import Scale, Sign, remark
 from .figure import folder
-from .heat import Backdrop, blend, check_blending
+from .heat import Backdrop, blend, check_blending, load_canvas
 from .image import Layout, smaller
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ._array import load_canvas
 from ._maps import as_maps, as_pictures
 from ._scale import Scale, Sign, remark
-from .heat import Backdrop, blend, check_blending, paint, palette
+from .heat import Backdrop, blend, check_blending, load_canvas, paint, palette
 from .image import Layout, smaller
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._array import load_canvas, resize
+from ._array import resize
 from ._maps import as_maps
 from ._scale import Scale, Sign, remark
 from .image import Layout, to_image
@@ -219,3 +220,16 @@ def palette(unit: NDArray[np.float64], scale: Scale, cmap: str | Colormap | None
     where = (unit + 1) / 2 if middle else np.abs(unit)
     colours = np.asarray(table.resampled(steps)(np.arange(steps)))[:, :3]
     return np.asarray(colours[np.rint(where * (steps - 1)).astype(int)], dtype=np.float64)
+
+
+def load_canvas() -> ModuleType:
+    """The module that draws; it imports matplotlib, which nothing else here needs.
+
+    Raises:
+        ImportError: in one line, without matplotlib.
+    """
+    try:
+        from . import _canvas
+    except ImportError as error:
+        raise ImportError(f"drawing needs matplotlib (pip install matplotlib): {error}") from error
+    return _canvas
