@@ -157,3 +157,62 @@ def test_windows_and_missing_pieces_are_refused_by_name():
             method(swin).attribute(images(1, 64), target=1)
         with pytest.raises(UnsupportedModelError, match="no attention"):
             method(timm.create_model("resnet18", num_classes=5).eval()).attribute(images(), target=1)
+
+
+class SumInside(EinsumAttentionViT):
+    """Sums inside the attention branch that are no residual sums: of the values' own mixture, or of the queries."""
+
+    def __init__(self, inner):
+        super().__init__(width=16, depth=2)
+        self.inner = inner
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+            q, k, v = qkv(norm(x)).chunk(3, -1)
+            o = torch.softmax(q @ k.mT / 4, -1) @ v
+            o = o + (q if self.inner == "queries" else 0.3 * v.roll(1, 1))
+            x = x + out(o)
+            x = x + 0.5 * torch.tanh(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("inner", ["queries", "values"])
+def test_a_sum_inside_the_branch_is_no_residual_sum(inner):
+    model, x = sharpen(SumInside(inner).eval()), images()
+    record = observe(model, Inputs.of(x), rules="libra").record
+    assert len(record.blocks) == 2
+    skip = model.stem(x).flatten(2).transpose(1, 2)
+    assert torch.allclose(record.blocks[0].x.value, skip, atol=1e-5)
+    assert torch.allclose(record.blocks[0].z.value, skip + record.blocks[0].a, atol=1e-5)
+    # the tokens that the head reads come behind the last sum, not out of it
+    assert torch.allclose(model.head(record.last.value.mean(1)), model(x), atol=1e-5)
+
+
+def kept_bytes(run, model):
+    """Bytes that one forward keeps for its backward, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()  # kept alive, so that no storage is counted twice or reused
+    del result
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("rules", ["plain", "libra"])
+def test_a_trainable_model_keeps_no_more_than_a_frozen_one(rules):
+    x = images(4)
+    frozen, trainable = tiny(embed_dim=64).requires_grad_(False), tiny(embed_dim=64)
+    plain = kept_bytes(lambda: frozen(x.clone().requires_grad_()), frozen)
+    observed = kept_bytes(lambda: observe(trainable, Inputs.of(x), rules=rules), trainable)
+    assert observed <= 1.2 * plain
+    assert (
+        kept_bytes(lambda: trainable(x.clone().requires_grad_()), trainable) > 1.2 * plain
+    )  # the count sees the difference
