@@ -211,6 +211,49 @@ def test_gini():
         assert float(steps.gini(changed)) == pytest.approx(float(steps.gini(values)), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("values", "how", "wanted"),
+    [
+        ([1.0, 2.0, 3.0], "minmax", [0.0, 0.5, 1.0]),
+        ([1.0, 2.0, 4.0], "max", [0.25, 0.5, 1.0]),
+        ([1.0, 2.0, 5.0], "l1", [0.125, 0.25, 0.625]),
+        ([1.0, 2.0], "minmax", [0.5, 1.0]),  # two heads: min-max would make them exactly 0 and 1
+        ([1.0, 1.0005, 1.0002], "minmax", [1.0, 1.0, 1.0]),  # hardly any difference: noise must not decide
+        ([1.0, 1.0005, 1.0002], "l1", [1.0, 1.0, 1.0]),
+        ([0.0, 0.0, 0.0], "minmax", [1.0, 1.0, 1.0]),
+        ([0.7], "minmax", [1.0]),
+    ],
+)
+def test_indicators_over_heads(values, how, wanted):
+    found = steps.normalise_heads(torch.tensor([values], dtype=torch.float64), how)
+    assert found.tolist()[0] == pytest.approx(wanted)
+
+
+def test_flow_threshold():
+    A = torch.ones(1, 3, 2, 2, dtype=torch.float64)
+    dA = torch.tensor([10.0, -1.01, 0.99], dtype=torch.float64).view(1, 3, 1, 1).expand_as(A)
+    assert steps.flow(A, dA, 0.1)[0].tolist() == pytest.approx([10, 1.01, 0])
+    assert steps.flow(A, dA, "mean")[0].tolist() == pytest.approx([10, 0, 0])
+
+
+def test_rows_without_gradient():
+    A = torch.tensor([[0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)[None, None]
+    dA = torch.tensor([[1.0, -1.0], [0.0, 0.0]], dtype=torch.float64)[None, None]
+    omega, nu = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[[1.0, 3.0]]], dtype=torch.float64)
+    W = steps.weighted_attention(A, dA, omega, nu, GradSkip.PAPER)[0]
+    assert W.flatten().tolist() == pytest.approx([0.2 / 2.6, 2.4 / 2.6, 0.6 / 1.8, 1.2 / 1.8])
+    identity = steps.weighted_attention(A, dA, omega, torch.zeros_like(nu), GradSkip.PAPER)[0]
+    assert torch.equal(identity, torch.eye(2, dtype=torch.float64))
+
+
+def test_head_filter_keeps_a_quarter():
+    gini = torch.tensor([[0.5, 0.9, 0.1, 0.7, 0.2, 0.3]])
+    for which, kept in (("top25", [1, 3]), ("bottom25", [2, 4])):
+        settings = GradSkipSettings(head_filter=which)
+        omega = steps.head_weights(torch.ones(1, 6), torch.ones(1, 6), gini, settings)
+        assert torch.nonzero(omega[0])[:, 0].tolist() == kept
+
+
 def test_rollout_is_a_special_case(monkeypatch):
     """I6: omega = 1, no |dA|, no nu, beta = 1/2, started on the class token kept in the walk."""
     from xattr.attr import AttentionRollout

@@ -161,6 +161,12 @@ def test_a_batch_equals_single_calls(explain):
         assert relative_error(together[i : i + 1], explain(model, x[i : i + 1], int(target[i]))) < 1e-5
 
 
+def compiles_again():
+    compiled = []
+    torch.compile(lambda x: x + 1, backend=lambda graph, inputs: compiled.append(graph) or graph.forward)(torch.ones(1))
+    return bool(compiled)
+
+
 def test_two_threads_explain_one_model_in_train_mode(explain):
     model, x = mixed_model(), images()
     wanted, before, found = explain(model, x), state(model), []
@@ -170,8 +176,29 @@ def test_two_threads_explain_one_model_in_train_mode(explain):
     for thread in threads:
         thread.join()
     assert len(found) == 8
+    assert compiles_again()  # the compiler's stance, which is global, is back
     assert all(torch.equal(one, wanted) for one in found)
     assert same(before, state(model))
+
+
+def test_a_model_trained_in_another_thread_keeps_its_train_mode():
+    seen = []
+
+    class Trains(nn.Module):
+        def forward(self, x):
+            seen.append(self.training)
+            return x
+
+    class Meanwhile(EinsumAttentionViT):
+        def forward(self, x):
+            thread = threading.Thread(target=Trains().train(), args=(torch.zeros(1),))
+            thread.start()
+            thread.join()
+            return super().forward(x)
+
+    evidence = GradSkip(Meanwhile().train()).explain(images(), target=1)
+    assert seen == [True]
+    assert evidence.map.shape == (2, 1, 32, 32)
 
 
 def test_writes_of_the_model_into_its_own_tensors_go_to_a_copy():
@@ -236,10 +263,59 @@ def test_exported_model_is_an_error(explain):
 
 
 def test_compiled_model_gives_the_map_of_the_plain_one(explain):
+    compilations = []
+
+    def backend(graph, example_inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
     model, x = tiny(), images()
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend=backend)
     compiled(x)
+    before = len(compilations)
+    assert before > 0
     assert relative_error(explain(compiled, x), explain(model, x)) < 1e-5
+    compiled(x)
+    assert len(compilations) == before  # neither the explanation nor the call after it compiled anything
+
+
+def test_dropout_written_into_the_forward_is_off(explain):
+    class Drops(EinsumAttentionViT):
+        rate = 0.5
+
+        def forward(self, x):
+            x = F.dropout(self.stem(x).flatten(2).transpose(1, 2), self.rate)
+            for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+                q, k, v = (t[:, None] for t in qkv(norm(x)).chunk(3, -1))
+                x = x + out(F.scaled_dot_product_attention(q, k, v, None, self.rate)[:, 0])
+                x = x + torch.dropout(torch.tanh(x), self.rate, True)
+            return self.head(x.mean(1))
+
+    model, x = Drops().eval(), images()
+    assert not torch.equal(model(x), model(x))
+    dropping = explain(model, x)
+    model.rate = 0.0
+    assert torch.equal(dropping, explain(model, x))
+
+
+def test_a_module_that_raises_and_is_caught(explain):
+    class Recovers(EinsumAttentionViT):
+        def __init__(self):
+            super().__init__()
+            self.broken = Breaks()
+
+        def forward(self, x):
+            try:
+                x = self.broken(x)
+            except RuntimeError:
+                x = x + 1
+            return super().forward(x)
+
+    model, x = Recovers().train(), images()
+    before = state(model)
+    assert relative_error(explain(model, x), explain(lambda z: EinsumAttentionViT.forward(model, z + 1), x)) < 1e-6
+    assert same(before, state(model))
 
 
 def test_pruned_and_parametrised_weights_are_constants(explain):

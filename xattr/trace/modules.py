@@ -32,7 +32,7 @@ class ModuleWatch:
     def __enter__(self) -> ModuleWatch:
         self._handles = [
             register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
+            register_module_forward_hook(self._leave_module),
         ]
         return self
 
@@ -64,15 +64,18 @@ class ModuleWatch:
         self._stack.append((module, held))
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self._thread and self._stack and self._stack[-1][0] is module:
-            self._pop()
-
-    def _pop(self) -> None:
-        module, held = self._stack.pop()
-        if not held:
+        if threading.get_ident() != self._thread:
             return
-        with _LOCK:
-            _HELD[module] -= 1
-            if not _HELD[module]:
-                del _HELD[module]
-                module.training = True
+        # A module that raised, and whose caller went on, still lies above its caller.
+        while self._stack and self._pop() is not module:
+            pass
+
+    def _pop(self) -> nn.Module:
+        module, held = self._stack.pop()
+        if held:
+            with _LOCK:
+                _HELD[module] -= 1
+                if not _HELD[module]:
+                    del _HELD[module]
+                    module.training = True
+        return module

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def observe(
         OutputError: the output holds no tensor of scores.
     """
     model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
-    with torch.inference_mode(False), torch.enable_grad(), _eager():
+    with torch.inference_mode(False), torch.enable_grad(), _EAGER:
         roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)
         trace = Trace(roots, rule_set(rules), record)
         args, kwargs = inputs.arguments(trace.stand_ins, extra)
@@ -106,11 +106,31 @@ def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_for
         return [attention.map() for attention in record.attentions]
 
 
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Compiled parts of a model run as the Python they were compiled from."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+class _Eager:
+    """Compiled parts of a model run as the Python they were compiled from.
+
+    The stance belongs to the process: it is set by the first of several threads and put back by the last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            # Without dynamo loaded nothing is compiled, and loading it takes seconds.
+            if self._stance is None and "torch._dynamo" in sys.modules:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if not self._entered and self._stance is not None:
+                stance, self._stance = self._stance, None
+                stance.__exit__(None, None, None)
+
+
+_EAGER = _Eager()

@@ -139,7 +139,9 @@ class Record:
         blocks: those with a residual sum.
         head: those without one, which belong to the head (an attention pool).
         last: the last tokens that the head reads.
-        grid: spatial size of the last convolution before the first attention.
+        grid: spatial size of the last convolution in front of the first block.
+        offset: number of tokens in front of the patches, where the pass joined them.
+        is_column: whether each block works on what the one before it made.
     """
 
     attentions: list[Attention]
@@ -147,6 +149,7 @@ class Record:
     last: Activation | None = None
     grid: tuple[int, int] | None = None
     offset: int | None = None
+    is_column: bool = True
 
     @property
     def head(self) -> list[Attention]:
@@ -164,6 +167,8 @@ class Record:
             raise self._unsupported(method, "no attention was seen in this model")
         if not self.blocks:
             raise self._unsupported(method, f"none of the {len(self.attentions)} attentions seen has a residual sum")
+        if not self.is_column:
+            raise self._unsupported(method, f"the {len(self.blocks)} blocks seen do not follow one another")
         tokens = self.blocks[0].z.value.shape[1] if self.blocks[0].z.value.ndim == 3 else None
         for block in self.blocks:
             batch, count = block.z.value.shape[0], block.z.value.shape[1]
@@ -176,7 +181,7 @@ class Record:
                 found = f"the attention {block.path!r} has maps [B, H, N, M] = {list(block.attentions[0].shape)}"
                 raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
         if self.grid is None or tokens is None or self.grid[0] * self.grid[1] > tokens:
-            found = f"the last convolution before the first attention has the grid {self.grid}"
+            found = f"the last convolution in front of the first block has the grid {self.grid}"
             raise self._unsupported(method, f"{found}, which does not lie in {tokens} tokens")
         size = self.grid[0] * self.grid[1]
         return Layout(self.grid, tokens - size if self.offset is None else self.offset, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -27,12 +28,13 @@ class Recorder:
         # Of each attention: ancestors of its map and of its values, for the parting test; and its own bit.
         self._ancestry: list[tuple[int, int]] = []
         self._bits: dict[int, int] = {}
-        self._blocks: list[tuple[int, Block]] = []
+        # Of each block: ancestors of its skip, own bit of its sum.
+        self._blocks: list[tuple[int, int, Block]] = []
         self._last: list[tuple[int, Activation]] = []
         self._projections: dict[int, Tensor] = {}
-        self._grid: tuple[int, int] | None = None
-        self._grid_bit = 0
-        self._offset: int | None = None
+        # Convolutions with their grids; joined sequences with the length and the ancestors of each part.
+        self._grids: list[tuple[int, tuple[int, int]]] = []
+        self._joined: list[tuple[int, list[tuple[int, int]]]] = []
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
@@ -74,14 +76,14 @@ class Recorder:
 
     # -- residual sums -------------------------------------------------------------------------------------------------
 
-    def residual(self, args: Any, in_place: bool) -> tuple[list[int], Activation, Tensor] | None:
+    def residual(self, args: Any, in_place: bool) -> tuple[list[int], int, Activation, Tensor] | None:
         """The parting test, before a sum is made.
 
         `p + a` is the residual sum of the attentions that are open in `a` iff `p` shares the same ancestors with their
         maps as with their values, and shares some.
 
         Returns:
-            Numbers of the attentions, the skip, and the value of the branch; `None` for any other sum.
+            Numbers of the attentions, ancestors of the skip, the skip, and the branch; `None` for any other sum.
         """
         if len(args) != 2 or not all(map(self._marks.varies, args)) or args[0].shape != args[1].shape:
             return None
@@ -97,12 +99,17 @@ class Recorder:
                 shared = shared & of_values if shared & of_map == shared & of_values else 0
             if shared:
                 x = Activation.of(p, copy=in_place and p is args[0])
-                return sorted(opened), x, a.detach().clone() if in_place and a is args[0] else a.detach()
+                return (
+                    sorted(opened),
+                    skip.ancestors,
+                    x,
+                    a.detach().clone() if in_place and a is args[0] else a.detach(),
+                )
         return None
 
-    def close(self, found: tuple[list[int], Activation, Tensor], z: Tensor) -> None:
+    def close(self, found: tuple[list[int], int, Activation, Tensor], z: Tensor) -> None:
         """A residual sum has been made."""
-        numbers, skip, branch = found
+        numbers, ancestors, skip, branch = found
         mark = self._marks.of(z)
         assert mark is not None
         mark.open = mark.open - set(numbers)
@@ -110,7 +117,7 @@ class Recorder:
         attentions = tuple(self._attentions[i] for i in numbers)
         projection = self._projections.get(numbers[0])
         block = Block(attentions[0].path, attentions, skip, branch, self._last[-1][1], projection)
-        self._blocks.append((mark.own, block))
+        self._blocks.append((ancestors, mark.own, block))
 
     # -- everything else -----------------------------------------------------------------------------------------------
 
@@ -118,11 +125,12 @@ class Recorder:
         """Any other operation that the record learns from."""
         for i in result.open - self._bits.keys():
             self._bits[i] = self._marks.own(out)
-        if not self._attentions:
-            if name == "conv2d" and out.ndim == 4:
-                self._grid, self._offset, self._grid_bit = (out.shape[2], out.shape[3]), None, self._marks.own(out)
-            elif name in CONCATENATIONS and self._grid is not None and out.ndim == 3:
-                self._find_offset(args[0] if args else kwargs["tensors"], self._grid[0] * self._grid[1])
+        if name == "conv2d" and out.ndim == 4:
+            self._grids.append((self._marks.own(out), (out.shape[2], out.shape[3])))
+        elif name in CONCATENATIONS and out.ndim == 3:
+            parts = args[0] if args else kwargs["tensors"]
+            joined = [(part.shape[1] if part.ndim == 3 else 0, self._marks.ancestors(part)) for part in parts]
+            self._joined.append((self._marks.own(out), joined))
         elif name == "linear":
             for i in result.open - self._projections.keys():
                 _, heads, _, width = self._attentions[i].out.value.shape
@@ -134,20 +142,28 @@ class Recorder:
             if out.shape == tokens.value.shape and all(self._marks.ancestors(t) & current for t in args[:2]):
                 self._last.append((self._marks.own(out), Activation.of(out)))
 
-    def _find_offset(self, parts: Any, patches: int) -> None:
-        before = 0
-        for part in parts:
-            if part.ndim == 3 and part.shape[1] == patches and self._marks.ancestors(part) & self._grid_bit:
-                self._offset = before
-            before += part.shape[1] if part.ndim == 3 else 0
-
     def record(self, scores: Tensor) -> Record:
         """What the scores depend on; a model may have computed more."""
         reached = self._marks.ancestors(scores)
+        blocks = [known for known in self._blocks if known[1] & reached]
+        grid, offset = self._layout(blocks[0][0]) if blocks else (None, None)
         return Record(
             attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
-            blocks=[block for bit, block in self._blocks if bit & reached],
+            blocks=[block for _, _, block in blocks],
             last=next((tokens for bit, tokens in reversed(self._last) if bit & reached), None),
-            grid=self._grid,
-            offset=self._offset,
+            grid=grid,
+            offset=offset,
+            is_column=all(skip & before[1] for before, (skip, _, _) in itertools.pairwise(blocks)),
         )
+
+    def _layout(self, first_skip: int) -> tuple[tuple[int, int] | None, int | None]:
+        """Grid and place of the patches among the tokens that enter the first block."""
+        bit, grid = next((known for known in reversed(self._grids) if known[0] & first_skip), (0, None))
+        offset = None
+        for joined, parts in self._joined:
+            before = 0
+            for length, ancestors in parts:
+                if grid is not None and joined & first_skip and ancestors & bit and length == grid[0] * grid[1]:
+                    offset = before
+                before += length
+        return grid, offset
