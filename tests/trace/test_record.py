@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from tests.models import HF, EinsumAttentionViT, images, relative_error, sharpen, tiny
 from xattr.attr import AttentionRollout, GradSkip
@@ -216,3 +217,55 @@ def test_a_trainable_model_keeps_no_more_than_a_frozen_one(rules):
     assert (
         kept_bytes(lambda: trainable(x.clone().requires_grad_()), trainable) > 1.2 * plain
     )  # the count sees the difference
+
+
+class Joins(nn.Module):
+    """Tokens that are joined in several steps, behind a stem whose last convolution is no patch embedding."""
+
+    def __init__(self, front):
+        super().__init__()
+        self.vit, self.front = EinsumAttentionViT(), front
+        self.stem, self.vit.stem = self.vit.stem, nn.Identity()
+        self.squeeze = nn.Conv2d(16, 16, 1)
+        self.extra = nn.Parameter(torch.randn(1, 3, 16))
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x * torch.sigmoid(self.squeeze(x.mean((2, 3), keepdim=True)))
+        tokens = x.flatten(2).transpose(1, 2)
+        extra = self.extra.expand(len(x), -1, -1)
+        tokens = torch.cat([extra[:, :1], tokens], 1)
+        if self.front == "twice":
+            tokens = torch.cat([extra[:, 1:], tokens], dim=1)
+        elif self.front == "between":
+            tokens = torch.cat([tokens[:, :1], extra[:, 1:], tokens[:, 1:]], dim=1)
+        elif self.front == "around":
+            tokens = torch.cat([extra[:, 1:2], tokens, extra[:, 2:]], dim=1)
+        return self.vit(tokens.transpose(1, 2)[..., None])
+
+
+@pytest.mark.parametrize(
+    ("front", "offset", "count"), [("once", 1, 17), ("twice", 3, 19), ("between", 3, 19), ("around", 2, 19)]
+)
+def test_tokens_joined_in_several_steps(front, offset, count):
+    layout = observe(Joins(front).eval(), Inputs.of(images())).record.require_blocks("test")
+    assert (layout.grid, layout.offset, layout.tokens) == ((4, 4), offset, count)
+
+
+def test_two_columns_are_refused():
+    one, two = tiny(), tiny(depth=2)
+    with pytest.raises(UnsupportedModelError, match="do not follow one another"):
+        GradSkip(lambda x: one(x) + two(x)).attribute(images(), target=1)
+
+
+def test_patches_without_a_grid_are_refused():
+    vit = EinsumAttentionViT()
+    vit.stem = nn.Identity()
+    embed = nn.Linear(192, 16)
+
+    def patchify(x):
+        tokens = torch.nn.functional.unfold(x, 8, stride=8).transpose(1, 2)
+        return vit(embed(tokens).transpose(1, 2)[..., None])
+
+    with pytest.raises(UnsupportedModelError, match="grid of patches"):
+        GradSkip(patchify).attribute(images(), target=1)

@@ -45,9 +45,14 @@ class Layout:
     tokens: int
 
     @property
+    def size(self) -> int:
+        """Number of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
     def patches(self) -> slice:
         """The patch tokens in the sequence."""
-        return slice(self.offset, self.offset + self.grid[0] * self.grid[1])
+        return slice(self.offset, self.offset + self.size)
 
     @property
     def prefix(self) -> list[int]:
@@ -139,16 +144,14 @@ class Record:
         blocks: those with a residual sum.
         head: those without one, which belong to the head (an attention pool).
         last: the last tokens that the head reads.
-        grid: spatial size of the last convolution in front of the first block.
-        offset: number of tokens in front of the patches, where the pass joined them.
+        layout: where the patches lie in the sequence, if it was found.
         is_column: whether each block works on what the one before it made.
     """
 
     attentions: list[Attention]
     blocks: list[Block]
     last: Activation | None = None
-    grid: tuple[int, int] | None = None
-    offset: int | None = None
+    layout: Layout | None = None
     is_column: bool = True
 
     @property
@@ -180,11 +183,9 @@ class Record:
             if block.attentions[0].shape[0::2] != (batch, count) or block.attentions[0].shape[3] != count:
                 found = f"the attention {block.path!r} has maps [B, H, N, M] = {list(block.attentions[0].shape)}"
                 raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
-        if self.grid is None or tokens is None or self.grid[0] * self.grid[1] > tokens:
-            found = f"the last convolution in front of the first block has the grid {self.grid}"
-            raise self._unsupported(method, f"{found}, which does not lie in {tokens} tokens")
-        size = self.grid[0] * self.grid[1]
-        return Layout(self.grid, tokens - size if self.offset is None else self.offset, tokens)
+        if self.layout is None:
+            raise self._unsupported(method, f"no grid of patches was found that makes up its {tokens} tokens")
+        return self.layout
 
     @staticmethod
     def _unsupported(method: str, found: str) -> UnsupportedModelError:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .functions import ADDITIONS, CONCATENATIONS
 from .marks import Mark, Marks
-from .record import Activation, Attention, Block, Record
+from .record import Activation, Attention, Block, Layout, Record
 
 
 class Recorder:
@@ -146,24 +146,36 @@ class Recorder:
         """What the scores depend on; a model may have computed more."""
         reached = self._marks.ancestors(scores)
         blocks = [known for known in self._blocks if known[1] & reached]
-        grid, offset = self._layout(blocks[0][0]) if blocks else (None, None)
         return Record(
             attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
             blocks=[block for _, _, block in blocks],
             last=next((tokens for bit, tokens in reversed(self._last) if bit & reached), None),
-            grid=grid,
-            offset=offset,
+            layout=self._layout(blocks[0][0], blocks[0][2].z.value.shape[1]) if blocks else None,
             is_column=all(skip & before[1] for before, (skip, _, _) in itertools.pairwise(blocks)),
         )
 
-    def _layout(self, first_skip: int) -> tuple[tuple[int, int] | None, int | None]:
-        """Grid and place of the patches among the tokens that enter the first block."""
-        bit, grid = next((known for known in reversed(self._grids) if known[0] & first_skip), (0, None))
-        offset = None
-        for joined, parts in self._joined:
-            before = 0
-            for length, ancestors in parts:
-                if grid is not None and joined & first_skip and ancestors & bit and length == grid[0] * grid[1]:
-                    offset = before
-                before += length
-        return grid, offset
+    def _layout(self, first_skip: int, tokens: int) -> Layout | None:
+        """Where the patches lie in the sequence that enters the first block, followed from the convolutions on.
+
+        Of several that lead to this sequence the one with most patches counts: a gate in the stem has few.
+        """
+        found = None
+        for bit, grid in self._grids:
+            patches = length = grid[0] * grid[1]
+            newest, offset = bit, 0
+            if not bit & first_skip or (found is not None and patches < found.size):
+                continue
+            for joined, parts in self._joined:
+                before = 0
+                for size, ancestors in parts:
+                    if joined & first_skip and ancestors & newest and size == length:
+                        newest, offset, length = joined, before + offset, sum(size for size, _ in parts)
+                        break
+                    if joined & first_skip and ancestors & bit and size == patches:
+                        # the sequence was taken apart and the patches are joined anew
+                        newest, offset, length = joined, before, sum(size for size, _ in parts)
+                        break
+                    before += size
+            if length == tokens:
+                found = Layout(grid, offset, tokens)
+        return found
