@@ -269,3 +269,70 @@ def test_patches_without_a_grid_are_refused():
 
     with pytest.raises(UnsupportedModelError, match="grid of patches"):
         GradSkip(patchify).attribute(images(), target=1)
+
+
+def as_torchvision(vit):
+    """The same transformer as torchvision writes it, with `nn.MultiheadAttention`."""
+    import torchvision
+
+    other = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=128, num_classes=5
+    ).eval()
+    names = {
+        "conv_proj": "patch_embed.proj",
+        "class_token": "cls_token",
+        "encoder.pos_embedding": "pos_embed",
+        "encoder.ln": "norm",
+        "heads.head": "head",
+        "ln_": "norm",
+        "self_attention.in_proj_": "attn.qkv.",
+        "self_attention.out_proj": "attn.proj",
+        "mlp.0": "mlp.fc1",
+        "mlp.3": "mlp.fc2",
+        "encoder.layers.encoder_layer_": "blocks.",
+    }
+    state = vit.state_dict()
+
+    def translated(name):
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    other.load_state_dict({name: state[translated(name)] for name in other.state_dict()})
+    return other
+
+
+def test_multihead_attention_of_torch():
+    vit, x = tiny(), images()
+    other = as_torchvision(vit)
+    assert torch.allclose(other(x), vit(x), atol=1e-5)
+    for method, options in METHODS:
+        found = method(other.train()).attribute(x, target=1, **options)
+        assert relative_error(found, method(vit).attribute(x, target=1, **options)) < 1e-5
+    paths = [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(2)]
+    assert GradSkip(other).explain(x, target=1).layers == tuple(paths)
+    for one, two in zip(attention_maps(other, x), attention_maps(vit, x), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_transformer_encoder_of_torch():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
+            self.stem, self.encoder = nn.Conv2d(3, 16, 8, 8), nn.TransformerEncoder(layer, 2)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x):
+            return self.head(self.encoder(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
+
+    model, x = sharpen(Classifier().train()), images()
+    record = observe(model, Inputs.of(x), rules="libra").record
+    assert [block.path for block in record.blocks] == [f"encoder.layers.{i}.self_attn" for i in range(2)]
+    with torch.no_grad():
+        skip = model.stem(x).flatten(2).transpose(1, 2)
+    assert torch.allclose(record.blocks[0].x.value, skip, atol=1e-6)
+    first = GradSkip(model).attribute(x, target=1, signed=True)
+    assert torch.equal(first, GradSkip(model).attribute(x, target=1, signed=True))
+    assert float(first.abs().max()) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,6 +28,17 @@ EVALUATION: dict[Any, tuple[int, str, Any]] = {
     **dict.fromkeys((torch.dropout, torch.alpha_dropout, torch.feature_dropout), (2, "train", False)),
     F.rrelu: (3, "training", False),
     F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
+}
+
+# Functions that are attention written in Python, with the check taken out that would hand them back to the pass as one
+# call.
+COMPOSITES: dict[Any, Callable[..., Any]] = {
+    function: FunctionType(
+        function.__code__,
+        {**function.__globals__, "has_torch_function": lambda tensors: False},
+        argdefs=function.__defaults__,
+    )
+    for function in (F.multi_head_attention_forward,)
 }
 
 _IN_PLACE_OPERATORS = frozenset(

@@ -14,6 +14,7 @@ from ..rules.operation import scaled
 from .errors import UnseenError
 from .functions import (
     ADDITIONS,
+    COMPOSITES,
     GATES,
     KEEPS_GATE,
     KEEPS_SOFT,
@@ -85,6 +86,13 @@ class Trace(TorchFunctionMode):
         original = args[0] if in_place else None
         if in_place:
             self._own(args[0])
+        if func in COMPOSITES:
+            # Python code around torch functions: its body runs under observation.
+            super().__enter__()
+            try:
+                return COMPOSITES[func](*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
         args, kwargs = in_evaluation(
             func, replace_tensors(tuple(args), self._still), replace_tensors(kwargs, self._still)
         )
