@@ -101,11 +101,8 @@ def walk(
     magnitude = at_start.abs()
     prefix = magnitude[:, layout.prefix].sum(1)
     total = magnitude.sum(1)
-    empty = start.new_zeros(0)
-    stacked = {
-        name: torch.stack([layer[name] for layer in reversed(kept)]) if kept else empty
-        for name in ("omega", "flow", "sparsity", "gini", "beta", "relevance")
-    }
+    names = ("omega", "flow", "sparsity", "gini", "beta", "relevance")
+    stacked = {name: _stack([layer[name] for layer in reversed(kept)], start) for name in names}
     return GradSkipEvidence(
         map=finish(grid, image, upsample),
         target=target,
@@ -116,6 +113,17 @@ def walk(
         settings=settings,
         **stacked,
     )
+
+
+def _stack(layers: list[Tensor], like: Tensor) -> Tensor:
+    """One tensor for all layers, with NaN where a layer has fewer heads than another."""
+    if not layers:
+        return like.new_zeros(0)
+    width = max(layer.shape[-1] for layer in layers)
+    full = [layer.new_full((*layer.shape[:-1], width), torch.nan) for layer in layers]
+    for wide, layer in zip(full, layers, strict=True):
+        wide[..., : layer.shape[-1]] = layer
+    return torch.stack(full)
 
 
 def _start(at_start: Tensor, read: Tensor, layout: Layout, settings: GradSkipSettings) -> Tensor:
@@ -162,7 +170,7 @@ def _pass_block(
                 reads = (A * dA)[:, :, layout.prefix].sum((1, 2))[:, walk]
             A, dA = A[..., walk, walk], dA[..., walk, walk]
         x, a, g = (t[images, walk].to(R.dtype) for t in (block.x.value, block.a, g_z))
-        nu = _embedding(block, images, walk, relevance, settings).to(R.dtype)
+        nu = _embedding(block, x, images, walk, relevance, settings.embedding)
         size = nu.mean(-1, keepdim=True)
         nu = nu / torch.where(size > 0, size, 1)
         gini = steps.sparsity(A, settings.gini_over)
@@ -178,11 +186,9 @@ def _pass_block(
     return joined.pop("after"), joined
 
 
-def _embedding(
-    block: Block, images: slice, walk: slice, relevance: Tensor | None, settings: GradSkipSettings
-) -> Tensor:
+def _embedding(block: Block, x: Tensor, images: slice, walk: slice, relevance: Tensor | None, kind: str) -> Tensor:
     """Magnitude of each key token of the walk, `[B, 1 or H, P]`."""
-    x, values, kind = block.x.value[images, walk], block.attentions[0].values[images, :, walk], settings.embedding
+    values = block.attentions[0].values[images, :, walk].to(x.dtype)
     norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
     if kind == "input":
         return norm
@@ -192,11 +198,11 @@ def _embedding(
         return torch.linalg.vector_norm(values, dim=-1)
     if kind == "relevance":
         assert relevance is not None
-        positive = relevance[images, walk].clamp_min(0)[:, None]
-        return torch.where((positive > 0).any(-1, keepdim=True), positive, norm.to(positive.dtype))
+        positive = relevance[images, walk].to(x.dtype).clamp_min(0)[:, None]
+        return torch.where((positive > 0).any(-1, keepdim=True), positive, norm)
     if block.projection is None:
         raise ValueError(f"embedding={kind!r} needs a linear map behind the attention {block.path!r}; none was seen.")
-    by_head = block.projection.unflatten(1, (values.shape[1], values.shape[-1]))
+    by_head = block.projection.to(x.dtype).unflatten(1, (values.shape[1], values.shape[-1]))
     projected = torch.einsum("bhnd,ohd->bhno", values, by_head)
     if kind == "projected":
         return torch.linalg.vector_norm(projected, dim=-1)
