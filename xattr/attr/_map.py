@@ -23,6 +23,14 @@ class MapAttribution(GradientAttribution):  # type: ignore[misc]
         """Readable name of the method."""
         return f"xattr {cls.__name__}"
 
+    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> Any:
+        """Not available: a map is not complete, its sum is no difference of outputs.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not complete: its sum has no value to be compared with.")
+
     def attribute_future(self, *args: Any, **kwargs: Any) -> Any:
         """Not available.
 

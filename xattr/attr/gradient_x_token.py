@@ -65,6 +65,8 @@ class GradientXToken(MapAttribution):
         record = observed.record
         layout = record.require_blocks("GradientXToken")
         depth = len(record.blocks)
+        if block is not None and not isinstance(block, int):
+            raise ValueError(f"block={block!r}; expected a whole number or None.")
         if block is not None and not (1 <= block <= depth or -depth <= block <= -1):
             raise ValueError(f"block={block} but the model has {depth}; expected 1..{depth}, -{depth}..-1, or None.")
         with torch.inference_mode(False), torch.no_grad():

@@ -16,21 +16,23 @@ __all__ = ["GradSkip", "GradSkipEvidence", "GradSkipSettings"]
 
 
 class GradSkip(MapAttribution):
-    r"""Gradient-skipping relevance propagation (arXiv:2607.10365) on any column of attention blocks.
+    """Gradient-skipping relevance propagation (arXiv:2607.10365) on any column of attention blocks.
 
-    From the start vector `R^L` (input times gradient of the last patch tokens that matter) relevance walks to the first
-    block,
+    From the start vector `R_L` (input times gradient of the last patch tokens that matter) relevance walks to the first
+    block:
 
-    $$R^{l-1} = \tilde W_l^\top (\beta_l R^l) + (1 - \beta_l) R^l,$$
+        R_(l-1) = W_l^T (beta_l * R_l) + (1 - beta_l) * R_l
 
-    where `W~` is the attention map weighted by head importance, gradient magnitude and embedding magnitude, with rows
+    where `W` is the attention map weighted by head importance, gradient magnitude and embedding magnitude, with rows
     normalised, and `beta` the share of the attention branch in the residual sum by gradient-weighted activation.
 
     The paper's text leaves details open. `GradSkip.PAPER` is what it states plus our first reading and never changes;
-    `GradSkip.DEFAULT` adds three amendments (reads of prefix tokens, relevance as embedding magnitude, a token gate),
-    because on class-token models `PAPER` discards what lies on the class token.
+    `GradSkip.DEFAULT` adds three amendments, because on class-token models `PAPER` discards what lies on the class
+    token: `reads=True`, `embedding="relevance"`, and `gate="token"` with `gate_norm="dot"`.
 
-    Cost: one forward, one backward; fused attention stays fused, one layer's maps at a time.
+    A map is blank where all relevance is negative; `signed=True` shows it.
+
+    Cost: one forward, one backward (2 forwards by FLOPs); fused attention stays fused, one layer's maps at a time.
 
     Args:
         forward_func: a module or any callable that returns scores `[B, C]` (or an object with `.logits`).
@@ -64,6 +66,7 @@ class GradSkip(MapAttribution):
         signed: bool = False,
         upsample: Upsample = "bilinear",
         map_budget: int = MAP_BUDGET,
+        **overrides: Any,
     ) -> Any:
         """Explain one class for each image.
 
@@ -81,6 +84,7 @@ class GradSkip(MapAttribution):
             signed: keep negative relevance (evidence against the class).
             upsample: resize to the image, or `None` for the token grid `[B, 1, h, w]`.
             map_budget: bytes of attention maps computed at once; more images go in chunks.
+            **overrides: any other field of the settings by name.
 
         Returns:
             Map `[B, 1, H, W]`, not normalised, float32 (float64 for float64 images); a tuple for a tuple.
@@ -103,6 +107,7 @@ class GradSkip(MapAttribution):
             signed=signed,
             upsample=upsample,
             map_budget=map_budget,
+            **overrides,
         )
         return (evidence.map,) if isinstance(inputs, tuple) else evidence.map
 
@@ -143,6 +148,9 @@ class GradSkip(MapAttribution):
         settings = self.DEFAULT if settings is None else settings
         if not isinstance(settings, GradSkipSettings):
             raise ValueError(f"settings={settings!r}; expected a GradSkipSettings, such as GradSkip.PAPER.")
+        fields = [field.name for field in dataclasses.fields(GradSkipSettings)]
+        if unknown := [name for name in overrides if name not in fields]:
+            raise TypeError(f"GradSkip got the unknown argument(s) {unknown}; its settings are {fields}.")
         changes = {name: value for name, value in overrides.items() if value is not None}
         chosen = dataclasses.replace(settings, **changes)
         return walk(

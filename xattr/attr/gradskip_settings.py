@@ -29,7 +29,7 @@ class GradSkipSettings:
     Attributes:
         alpha: weight of flow against sparsity in the head weights, 0 to 1.
         flow_threshold: heads whose flow is below this share of the largest are removed; "mean" for below the mean head.
-        gradients: rule set of the backward.
+        gradients: rule set of the backward, "libra" or "plain".
         prefix_tokens: whether class, distillation and register tokens take part in the walk.
         gini_over: support of the sparsity: "rows", "columns" (of the mean row), or the whole "map".
         head_norm: scaling of both indicators over the heads of a layer. With two heads "minmax" is "max".
@@ -71,7 +71,8 @@ class GradSkipSettings:
                 raise ValueError(f"GradSkip setting {name}={getattr(self, name)!r}; expected one of {list(allowed)}.")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"GradSkip setting alpha={self.alpha!r}; expected a number from 0 to 1.")
-        if self.flow_threshold != "mean" and not 0 <= float(self.flow_threshold) <= 1:
+        number = not isinstance(self.flow_threshold, str)
+        if self.flow_threshold != "mean" and not (number and 0 <= float(self.flow_threshold) <= 1):
             raise ValueError(f'GradSkip setting flow_threshold={self.flow_threshold!r}; expected 0 to 1, or "mean".')
         if self.first_layer < 1:
             raise ValueError(f"GradSkip setting first_layer={self.first_layer!r}; blocks are counted from 1.")

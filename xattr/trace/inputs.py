@@ -42,7 +42,8 @@ class Inputs:
             if len(images) != 1:
                 raise InputError(
                     f"inputs is a mapping with the entries {sorted(inputs)}, of which {sorted(images)} are "
-                    f"floating-point image tensors [B, C, H, W]; expected exactly one. Pass the image tensor itself."
+                    f"floating-point image tensors [B, C, H, W]; expected exactly one. Pass the image tensor itself, and ask "
+                    f"a processor for tensors with return_tensors='pt'."
                 )
             ((key, image),) = images.items()
             result = cls((image,), key=key, others={k: v for k, v in inputs.items() if k != key})
@@ -84,7 +85,10 @@ class Inputs:
 
 def _check(tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
-        raise InputError(f"inputs holds a {type(tensor).__name__}; expected a torch.Tensor [B, C, H, W].")
+        raise InputError(
+            f"inputs holds a {type(tensor).__name__}; expected a torch.Tensor [B, C, H, W], for instance from "
+            f"torch.from_numpy or the model's own transform."
+        )
     if tensor.ndim == 0 or tensor.numel() == 0:
         raise InputError(f"inputs has the shape {list(tensor.shape)}: there is nothing to explain in an empty batch.")
     if not tensor.is_floating_point():
@@ -94,4 +98,6 @@ def _check(tensor: Any) -> None:
         )
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
-        raise InputError(f"inputs holds {bad} values that are NaN or infinite; an explanation of them has no meaning.")
+        raise InputError(
+            f"inputs holds {bad} value(s) that are NaN or infinite; an explanation of them has no meaning."
+        )

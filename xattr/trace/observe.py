@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..rules import RuleSet, rule_set
-from .errors import UnseenError
+from .errors import InputError, UnseenError
 from .inputs import Inputs
 from .outputs import Target, logits, resolve, select
 from .record import Activation, Record
@@ -69,6 +69,8 @@ def observe(
         UnseenError: a part of the forward could not be observed.
         OutputError: the output holds no tensor of scores.
     """
+    if not callable(forward_func):
+        raise InputError(f"forward_func is a {type(forward_func).__name__}; expected a module or any other callable.")
     model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
     with torch.inference_mode(False), torch.enable_grad(), _EAGER:
         roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)

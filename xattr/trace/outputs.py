@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +76,8 @@ def resolve(target: Target, scores: Tensor) -> Target:
         if len(outer) > 1:
             raise TargetError(_message(target, scores, "a dense output needs a tuple of indices"))
         return scores.detach().argmax(1) if outer and outer[0] > 1 else (0 if outer else None)
+    if isinstance(target, np.ndarray):
+        target = torch.as_tensor(target)
     if isinstance(target, Tensor):
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool or target.ndim > 1:
             raise TargetError(_message(target, scores, f"a tensor {list(target.shape)} of {target.dtype} is no index"))
@@ -89,8 +93,9 @@ def _index(target: Any, outer: tuple[int, ...], scores: Tensor) -> tuple[int, ..
     if isinstance(target, Tensor) and target.numel() == 1 and not target.is_floating_point():
         target = int(target)
     index = target if isinstance(target, tuple) else (target,)
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in index):
+    if any(isinstance(i, bool) or not isinstance(i, numbers.Integral) for i in index):
         raise TargetError(_message(target, scores, f"a {type(target).__name__} is no index"))
+    index = tuple(map(int, index))
     if not outer and index == (0,):
         return None
     if len(index) != len(outer):
@@ -109,9 +114,7 @@ def _message(target: Any, scores: Tensor, why: str) -> str:
     if isinstance(target, Tensor) and target.ndim > 1:
         hint = " For one row of labels per image pass one index at a time, for instance target=labels.argmax(1)."
     if len(outer) > 1:
-        hint = (
-            " Or let forward_func return one score per class, for instance lambda images: model(images).mean((2, 3))."
-        )
+        hint = " Or let forward_func return one score per class: lambda images: model(images).flatten(2).mean(2)."
     shown = target if not isinstance(target, Tensor) else target.tolist()
     return f"target={shown!r} does not fit an output of shape {list(scores.shape)}: {why}; allowed is {ranges}.{hint}"
 

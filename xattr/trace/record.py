@@ -77,6 +77,7 @@ class Attention:
         mask: additive or boolean mask, or `None`.
         scale: factor on the scores.
         causal: whether a query sees only the keys up to its own place.
+        is_pool: whether its queries do not come from the image, as in an attention pool.
     """
 
     path: str
@@ -88,6 +89,7 @@ class Attention:
     mask: Tensor | None = None
     scale: float = 1.0
     causal: bool = False
+    is_pool: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -170,14 +172,17 @@ class Record:
             raise self._unsupported(method, "no attention was seen in this model")
         if not self.blocks:
             raise self._unsupported(method, f"none of the {len(self.attentions)} attentions seen has a residual sum")
+        for attention in self.head:
+            if not (attention.is_pool or attention.shape[2] == 1):
+                found = f"no residual sum was found for the attention {attention.path!r} {list(attention.shape)}"
+                raise self._unsupported(method, found)
         if not self.is_column:
             raise self._unsupported(method, f"the {len(self.blocks)} blocks seen do not follow one another")
-        tokens = self.blocks[0].z.value.shape[1] if self.blocks[0].z.value.ndim == 3 else None
+        tokens = self.blocks[0].z.value.shape[1]
         for block in self.blocks:
-            batch, count = block.z.value.shape[0], block.z.value.shape[1]
+            batch, count = block.z.value.shape[:2]
             if block.z.value.ndim != 3 or count != tokens:
-                found = f"block {block.path!r} works on {list(block.z.value.shape)}"
-                raise self._unsupported(method, f"{found}, not on one sequence [B, {tokens}, D] throughout")
+                raise self._unsupported(method, f"block {block.path!r} works on {list(block.z.value.shape)}")
             if len(block.attentions) != 1:
                 raise self._unsupported(method, f"{len(block.attentions)} attentions meet in one sum at {block.path!r}")
             if block.attentions[0].shape[0::2] != (batch, count) or block.attentions[0].shape[3] != count:
@@ -190,8 +195,8 @@ class Record:
     @staticmethod
     def _unsupported(method: str, found: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{method} explains a column of attention blocks over one token sequence, and {found}. IntegratedGradients "
-            f"explains any differentiable model."
+            f"{method} explains models that are one chain of self-attention blocks on one sequence of tokens, "
+            f"like a ViT; here {found}. IntegratedGradients explains any differentiable model."
         )
 
 

@@ -55,6 +55,7 @@ class Recorder:
             mask=given.get("attn_mask"),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
             causal=bool(given.get("is_causal")),
+            is_pool=not self._marks.varies(query),
         )
         self._add(attention, (of_map, of_values), result)
 

@@ -4,8 +4,8 @@ Nothing here is shown, registered or configured globally: figures are returned, 
 they are, and matplotlib is imported when a figure is drawn.
 """
 
-from .comparison import comparison
 from .figure import heatmap
+from .grid import comparison
 from .heat import colour, overlay
 from .image import to_image
 

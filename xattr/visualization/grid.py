@@ -87,7 +87,7 @@ def comparison(
     check_blending(alpha, backdrop)
     if scale not in ("own", "shared"):
         raise ValueError(f"found scale {scale!r}: expected 'own' or 'shared'")
-    if not maps:
+    if not isinstance(maps, Mapping) or not maps:
         raise ValueError("found no maps: hand over {name: maps} with at least one method")
     pictures = [smaller(p, _LARGEST) for p in as_pictures(images, mean, std, layout)]
     count = len(pictures)
@@ -101,7 +101,7 @@ def comparison(
     if labels is not None and len(labels) != count:
         raise ValueError(f"found {len(labels)} labels for {count} picture(s): there must be one for each row")
     canvas = load_canvas()
-    names = [f"{name!r} row {i}" if count > 1 else repr(name) for name in columns for i in range(count)]
+    names = [f"{name!r} row {i + 1}" if count > 1 else repr(name) for name in columns for i in range(count)]
     remark(zip(names, (m for column in columns.values() for m in column), strict=True), sign)
 
     figure, rows = _grid(pictures, list(columns), labels, title)
