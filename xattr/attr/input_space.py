@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from captum.attr import Attribution
+from captum.log import log_usage
 from torch import Tensor
 
 from ..trace import Inputs
@@ -38,6 +39,7 @@ class InputSpace(Attribution):  # type: ignore[misc]
         """Name of the method that is wrapped."""
         return str(self.method.get_name())
 
+    @log_usage()
     def attribute(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The method's result, spread; takes the arguments of the method.
 

@@ -32,10 +32,7 @@ def gated(gate: Callable[[Tensor], Tensor]) -> Rule:
     """The rule of an activation `x * gate(x)`: the gate is constant."""
 
     def rule(op: Operation) -> Tensor:
-        # An in-place activation would overwrite the input that the backward needs.
-        kwargs = {**op.kwargs, "inplace": False} if op.kwargs.get("inplace") else op.kwargs
-        args = op.args[1:] if not (op.args[1:] and op.args[1] is True) else (False, *op.args[2:])
-        return _ConstantGate.apply(op.args[0], lambda x: op.func(x, *args, **kwargs), gate)
+        return _ConstantGate.apply(op.args[0], op.run, gate)
 
     return rule
 
@@ -52,6 +49,12 @@ def _normal_cdf(x: Tensor) -> Tensor:
 
 def _tanh_gate(x: Tensor) -> Tensor:
     return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def glu(op: Operation) -> Tensor:
+    """`F.glu`: one half of the channels times the constant sigmoid of the other."""
+    value, gate = op.args[0].chunk(2, op.argument(1, "dim", -1))
+    return value * torch.sigmoid(gate).detach()
 
 
 silu = gated(torch.sigmoid)

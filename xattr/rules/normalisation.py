@@ -82,6 +82,8 @@ def batch_norm(op: Operation) -> Any:
     """
     x, mean, var = op.args[0], op.argument(1, "running_mean"), op.argument(2, "running_var")
     weight, bias, eps = op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
+    if op.func is torch.batch_norm:  # another order than F.batch_norm
+        weight, bias, mean, var = mean, var, weight, bias
     if mean is None or var is None:
         return op.run()
     scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()

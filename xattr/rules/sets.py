@@ -16,6 +16,7 @@ _LIBRA: dict[str, Rule] = {
     "group_norm": normalisation.group_norm,
     "normalize": normalisation.normalize,
     "gelu": elementwise.gelu,
+    "glu": elementwise.glu,
     "silu": elementwise.silu,
     "mish": elementwise.mish,
     "hardswish": elementwise.hardswish,

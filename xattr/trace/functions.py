@@ -11,14 +11,24 @@ import torch.nn.functional as F
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
 MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
-CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
-GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal"))
+GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"))
+# What moves entries without changing them, and what mixes entries although it may keep the shape.
+MOVES = frozenset(
+    "view reshape view_as reshape_as permute transpose movedim moveaxis swapaxes swapdims flatten unflatten squeeze T "
+    "mT t unsqueeze expand expand_as repeat tile repeat_interleave roll flip fliplr flipud rot90 __getitem__ unbind "
+    "chunk split narrow select index_select gather take_along_dim cat concat concatenate stack hstack vstack contiguous "
+    "clone".split()
+)
+MIXES = frozenset(
+    "scaled_dot_product_attention matmul __matmul__ bmm einsum conv1d conv2d conv3d sort argsort cumsum fft".split()
+)
 # What a softmax passes through on its way to the values, and a gate on its way to what it scales.
 KEEPS_SOFT = frozenset(
     "dropout to type type_as float half bfloat16 double contiguous clone view reshape expand masked_fill".split()
 )
 KEEPS_GATE = KEEPS_SOFT | frozenset(
-    "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__ unsqueeze".split()
+    "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__".split()
+    + "unsqueeze squeeze expand_as transpose permute flatten __getitem__ T mT".split()
 )
 
 # Training behaviour that is an argument: function -> (position, name, value in evaluation).
@@ -28,6 +38,13 @@ EVALUATION: dict[Any, tuple[int, str, Any]] = {
     **dict.fromkeys((torch.dropout, torch.alpha_dropout, torch.feature_dropout), (2, "train", False)),
     F.rrelu: (3, "training", False),
     F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
+}
+
+# Where functions take `inplace` by position.
+_INPLACE_POSITIONS: dict[Any, int] = {
+    **dict.fromkeys((F.relu, F.relu6, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.selu), 1),
+    **dict.fromkeys((F.elu, F.celu, F.leaky_relu), 2),
+    **dict.fromkeys((F.hardtanh, F.threshold, F.dropout, F.dropout2d), 3),
 }
 
 # Functions that are attention written in Python, with the check taken out that would hand them back to the pass as one
@@ -52,6 +69,17 @@ def name_of(func: Any) -> str:
     return getattr(func.__self__, "__name__", name) if name == "__get__" else name
 
 
+def overwritten(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """What a call overwrites (a tensor or several), or `None`."""
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    if writes_in_place(name):
+        return args[0] if args else None
+    position = _INPLACE_POSITIONS.get(func)
+    asked = kwargs.get("inplace", position is not None and len(args) > position and args[position])
+    return args[0] if asked is True and args else None
+
+
 def writes_in_place(name: str) -> bool:
     """Whether a torch function of this name overwrites its first argument."""
     if name.startswith("__"):
@@ -59,9 +87,41 @@ def writes_in_place(name: str) -> bool:
     return name.endswith("_") and name not in ("requires_grad_", "retain_grad_")
 
 
-def out_of_place(name: str) -> str:
-    """Name of the function that does the same without overwriting: `mul_` -> `mul`, `__imul__` -> `__mul__`."""
+def is_softmax_over_keys(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call is a softmax along the last axis of something with more than two."""
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    return name == "softmax" and args[0].ndim > 2 and axis in (-1, args[0].ndim - 1)
+
+
+def is_gate(name: str, args: Any) -> bool:
+    """Whether a call squashes or inverts: its result only scales others."""
+    negative = name in ("pow", "__pow__") and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] < 0
+    return name in GATES or negative
+
+
+def rule_name(name: str) -> str:
+    """Name under which rules know a function: `mul_` is `mul`, `__imul__` is `__mul__`."""
+    if not writes_in_place(name):
+        return name
     return f"__{name[3:]}" if name.startswith("__") else name.rstrip("_")
+
+
+def without_overwriting(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The call that returns what this one writes over its first argument."""
+    if writes_in_place(name):
+        return getattr(torch.Tensor, rule_name(name)), args, kwargs
+    position = _INPLACE_POSITIONS.get(func, len(args))
+    args = (*args[:position], *([False] if len(args) > position else []), *args[position + 1 :])
+    return func, args, {key: value for key, value in kwargs.items() if key != "inplace"}
+
+
+def names_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """`torch.mul(input=a, other=b)` as `torch.mul(a, b)`."""
+    kwargs = dict(kwargs or {})
+    for place, name in enumerate(("input", "other")):
+        if len(args) == place and isinstance(kwargs.get(name), torch.Tensor):
+            args = (*args, kwargs.pop(name))
+    return args, kwargs
 
 
 def in_evaluation(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -42,7 +42,7 @@ class Inputs:
             if len(images) != 1:
                 raise InputError(
                     f"inputs is a mapping with the entries {sorted(inputs)}, of which {sorted(images)} are "
-                    f"floating-point image tensors [B, C, H, W]; expected exactly one. Pass the image tensor itself, and ask "
+                    f"floating-point image tensors [B, C, H, W]; expected exactly one. Pass the image itself, and ask "
                     f"a processor for tensors with return_tensors='pt'."
                 )
             ((key, image),) = images.items()

@@ -21,6 +21,7 @@ class Mark:
         open: the attentions it depends on that have not met their residual sum.
         soft: it is a softmax that has not met its values.
         gate: it is a squashed or inverted quantity (sigmoid, rsqrt, ...).
+        place: which cell of a grid its entries come from, on the CPU; see `places`.
         owner: number of the pass.
         has_gradient: it had a gradient function when it was marked. One that gets its gradient later was made inside a
             custom autograd function.
@@ -30,6 +31,7 @@ class Mark:
     open: frozenset[int] = frozenset()
     soft: bool = False
     gate: bool = False
+    place: Tensor | None = None
     owner: int = 0
     has_gradient: bool = False
 
@@ -40,7 +42,7 @@ class Mark:
 
 
 class Marks:
-    """The marks of one pass. They hang on the tensors that the pass makes, and hold no tensor themselves."""
+    """The marks of one pass. They hang on the tensors that the pass makes."""
 
     def __init__(self) -> None:
         self._owner = next(_PASSES)
@@ -56,11 +58,11 @@ class Marks:
         mark.owner, mark.has_gradient = self._owner, tensor.grad_fn is not None
         tensor._xattr_mark = mark  # type: ignore[attr-defined]
 
-    def put_new(self, tensor: Tensor, like: Mark | None = None) -> None:
+    def put_new(self, tensor: Tensor, like: Mark | None = None, place: Tensor | None = None) -> None:
         """Leave a mark on a tensor that depends on the image: a bit of its own, and the rest as in `like`."""
         self._made += 1
         like = like or Mark()
-        self.put(tensor, Mark(like.ancestors | 1 << self._made, like.open, like.soft, like.gate))
+        self.put(tensor, Mark(like.ancestors | 1 << self._made, like.open, like.soft, like.gate, place))
 
     def ancestors(self, value: Any) -> int:
         """Bit set of the tensors that a value was computed from; 0 for constants and for what is no tensor."""
@@ -75,6 +77,11 @@ class Marks:
     def varies(self, value: Any) -> bool:
         """Whether a value depends on the image."""
         return self.ancestors(value) != 0
+
+    def place(self, value: Any) -> Tensor | None:
+        """Which cell of a grid the entries of a tensor come from."""
+        mark = self.of(value)
+        return mark.place if mark is not None else None
 
     def is_gate(self, value: Any) -> bool:
         """Whether a value is a squashed or inverted quantity."""

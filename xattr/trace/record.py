@@ -94,7 +94,7 @@ class Attention:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """`(B, H, N, M)` of the map."""
-        batch, heads, queries, _ = self.out.value.shape
+        batch, heads, queries = self.out.value.shape[:3]
         return batch, heads, queries, self.values.shape[-2]
 
     def map(self, images: slice = slice(None)) -> Tensor:
@@ -147,14 +147,16 @@ class Record:
         head: those without one, which belong to the head (an attention pool).
         last: the last tokens that the head reads.
         layout: where the patches lie in the sequence, if it was found.
-        is_column: whether each block works on what the one before it made.
+        batch: number of images.
+        obstacle: why the blocks are no chain that leads to the last tokens, and these to the scores.
     """
 
     attentions: list[Attention]
     blocks: list[Block]
     last: Activation | None = None
     layout: Layout | None = None
-    is_column: bool = True
+    batch: int = 0
+    obstacle: str | None = None
 
     @property
     def head(self) -> list[Attention]:
@@ -176,20 +178,24 @@ class Record:
             if not (attention.is_pool or attention.shape[2] == 1):
                 found = f"no residual sum was found for the attention {attention.path!r} {list(attention.shape)}"
                 raise self._unsupported(method, found)
-        if not self.is_column:
-            raise self._unsupported(method, f"the {len(self.blocks)} blocks seen do not follow one another")
+        if self.obstacle is not None:
+            raise self._unsupported(method, self.obstacle)
         tokens = self.blocks[0].z.value.shape[1]
         for block in self.blocks:
             batch, count = block.z.value.shape[:2]
-            if block.z.value.ndim != 3 or count != tokens:
+            if block.z.value.ndim != 3 or count != tokens or batch != self.batch:
                 raise self._unsupported(method, f"block {block.path!r} works on {list(block.z.value.shape)}")
+            if any(attention.out.value.ndim != 4 for attention in block.attentions):
+                raise self._unsupported(method, f"the attention {block.path!r} has more axes than [B, H, N, d]")
             if len(block.attentions) != 1:
                 raise self._unsupported(method, f"{len(block.attentions)} attentions meet in one sum at {block.path!r}")
             if block.attentions[0].shape[0::2] != (batch, count) or block.attentions[0].shape[3] != count:
                 found = f"the attention {block.path!r} has maps [B, H, N, M] = {list(block.attentions[0].shape)}"
                 raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
         if self.layout is None:
-            raise self._unsupported(method, f"no grid of patches was found that makes up its {tokens} tokens")
+            raise self._unsupported(
+                method, f"no grid of patches from a convolution lies row by row in its {tokens} tokens throughout"
+            )
         return self.layout
 
     @staticmethod
@@ -225,4 +231,8 @@ def gradients(score: Tensor, places: list[Activation], keep: bool = False) -> li
         total = score.sum()
     found = iter(torch.autograd.grad(total, reached, allow_unused=True, retain_graph=keep) if reached else ())
     result = [None if place.edge is None else next(found) for place in places]
-    return [torch.zeros_like(p.value) if g is None else g for p, g in zip(places, result, strict=True)]
+    # Heads that are folded into the batch have their gradient in that shape.
+    return [
+        torch.zeros_like(p.value) if g is None else g.reshape(p.value.shape)
+        for p, g in zip(places, result, strict=True)
+    ]

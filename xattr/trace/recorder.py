@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from .functions import ADDITIONS, CONCATENATIONS
+from . import places
+from .functions import ADDITIONS
 from .marks import Mark, Marks
-from .record import Activation, Attention, Block, Layout, Record
+from .record import Activation, Attention, Block, Record
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A residual sum about to be made: the attentions that are open in its branch, its skip and its branch."""
+
+    opened: list[int]
+    skip: Mark
+    x: Activation
+    a: Tensor
 
 
 class Recorder:
@@ -25,46 +37,57 @@ class Recorder:
         self._marks = marks
         self._batch = batch
         self._attentions: list[Attention] = []
-        # Of each attention: ancestors of its map and of its values, for the parting test; and its own bit.
+        # Of each attention: ancestors of its map and of its values; its own bit; the linear map behind it.
         self._ancestry: list[tuple[int, int]] = []
         self._bits: dict[int, int] = {}
-        # Of each block: ancestors of its skip, own bit of its sum.
-        self._blocks: list[tuple[int, int, Block]] = []
-        self._last: list[tuple[int, Activation]] = []
         self._projections: dict[int, Tensor] = {}
-        # Convolutions with their grids; joined sequences with the length and the ancestors of each part.
-        self._grids: list[tuple[int, tuple[int, int]]] = []
-        self._joined: list[tuple[int, list[tuple[int, int]]]] = []
+        # Attentions to which something else was added before their residual sum.
+        self._joined: set[int] = set()
+        # Own bit and path of each softmax over tokens, and the bits of those that met their values.
+        self._softmaxes: list[tuple[int, str]] = []
+        self._met: set[int] = set()
+        self._blocks: list[tuple[_Sum, int, Block]] = []
+        self._last: list[tuple[int, Activation]] = []
+        # Of each operation on several varying tensors: its own bit, and the ancestors of each.
+        self._meetings: list[tuple[int, list[int]]] = []
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
     def fused_attention(self, path: str, given: dict[str, Any], out: Tensor, result: Mark) -> None:
         """An attention of queries, keys and values in one call."""
-        query, key, values = given["query"], given["key"], given["value"]
-        of_map, of_values = self._marks.ancestors(query) | self._marks.ancestors(key), self._marks.ancestors(values)
+        query, key, values, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        of_map = self._marks.ancestors(query) | self._marks.ancestors(key) | self._marks.ancestors(mask)
+        ancestry, is_pool = (of_map, self._marks.ancestors(values)), not self._marks.varies(query)
         if given.get("enable_gqa"):
             repeats = query.shape[-3] // key.shape[-3]
             key, values = key.repeat_interleave(repeats, -3), values.repeat_interleave(repeats, -3)
+        edge = Activation.of(out).edge
+        out, query, key, values = (t.detach() for t in (out, query, key, values))
+        if out.ndim == 3:  # [B, N, d] is one head
+            out, query, key, values = (t[:, None] for t in (out, query, key, values))
+            mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
         scale = given.get("scale")
         attention = Attention(
             path,
-            Activation.of(out),
-            values.detach(),
-            query=query.detach(),
-            key=key.detach(),
-            mask=given.get("attn_mask"),
+            Activation(out, edge),
+            values,
+            query=query,
+            key=key,
+            mask=None if mask is None else mask.detach(),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
             causal=bool(given.get("is_causal")),
-            is_pool=not self._marks.varies(query),
+            is_pool=is_pool,
         )
-        self._add(attention, (of_map, of_values), result)
+        self._add(attention, ancestry, result)
 
     def explicit_attention(self, path: str, weights: Tensor, values: Tensor, out: Tensor, result: Mark) -> None:
         """A softmax that meets its values in a matrix product."""
         ancestry = self._marks.ancestors(weights), self._marks.ancestors(values)
+        met = [bit for bit, _ in self._softmaxes if bit & ancestry[0]]
+        self._met.update(met[-1:])
         parts = [out.detach(), values.detach(), weights.detach()]
         if out.ndim == 3:
-            # [B H, N, d] has its heads folded into the batch; [B, N, d] has one.
+            # [B H, N, d] has its heads folded into the batch, image by image; [B, N, d] is one head.
             heads = len(out) // self._batch if len(out) % self._batch == 0 else 1
             parts = [part.unflatten(0, (-1, heads)) for part in parts]
         activation = Activation(parts[0], Activation.of(out).edge)
@@ -77,106 +100,103 @@ class Recorder:
 
     # -- residual sums -------------------------------------------------------------------------------------------------
 
-    def residual(self, args: Any, in_place: bool) -> tuple[list[int], int, Activation, Tensor] | None:
-        """The parting test, before a sum is made.
+    def residual(self, args: Any, kwargs: Any, target: Tensor | None) -> _Sum | None:
+        """Whether `p + a` will be a residual sum: `p` itself was read by map and values of all attentions open in `a`.
 
-        `p + a` is the residual sum of the attentions that are open in `a` iff `p` shares the same ancestors with their
-        maps as with their values, and shares some.
-
-        Returns:
-            Numbers of the attentions, ancestors of the skip, the skip, and the branch; `None` for any other sum.
+        Args:
+            args: the operands.
+            kwargs: anything here (a factor) makes it another sum.
+            target: what is about to be overwritten.
         """
-        if len(args) != 2 or not all(map(self._marks.varies, args)) or args[0].shape != args[1].shape:
+        if len(args) != 2 or not all(map(self._marks.varies, args)):
             return None
         for p, a in (args, args[::-1]):
             skip, branch = self._marks.of(p), self._marks.of(a)
             assert skip is not None and branch is not None
-            opened = branch.open - skip.open
-            if not opened or skip.open & branch.open:
+            opened = sorted(branch.open - skip.open)
+            if not opened:
                 continue
-            shared = skip.ancestors
-            for i in opened:
-                of_map, of_values = self._ancestry[i]
-                shared = shared & of_values if shared & of_map == shared & of_values else 0
-            if shared:
-                x = Activation.of(p, copy=in_place and p is args[0])
-                return (
-                    sorted(opened),
-                    skip.ancestors,
-                    x,
-                    a.detach().clone() if in_place and a is args[0] else a.detach(),
-                )
+            read = all(skip.own & of_map & of_values for of_map, of_values in (self._ancestry[i] for i in opened))
+            if read and not kwargs and p.shape == a.shape:
+                x, branch_value = (Activation.of(t, copy=t is target) for t in (p, a))
+                return _Sum(opened, skip, x, branch_value.value)
+            self._joined.update(opened)
         return None
 
-    def close(self, found: tuple[list[int], int, Activation, Tensor], z: Tensor) -> None:
+    def close(self, found: _Sum, z: Tensor) -> None:
         """A residual sum has been made."""
-        numbers, ancestors, skip, branch = found
         mark = self._marks.of(z)
         assert mark is not None
-        mark.open = mark.open - set(numbers)
+        mark.open = mark.open - set(found.opened)
         self._last.append((mark.own, Activation.of(z)))
-        attentions = tuple(self._attentions[i] for i in numbers)
-        projection = self._projections.get(numbers[0])
-        block = Block(attentions[0].path, attentions, skip, branch, self._last[-1][1], projection)
-        self._blocks.append((ancestors, mark.own, block))
+        attentions = tuple(self._attentions[i] for i in found.opened)
+        projection = self._projections.get(found.opened[0])
+        block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][1], projection)
+        self._blocks.append((found, mark.own, block))
 
     # -- everything else -----------------------------------------------------------------------------------------------
 
-    def follow(self, name: str, args: Any, kwargs: Any, out: Tensor, result: Mark) -> None:
-        """Any other operation that the record learns from."""
+    def follow(self, name: str, path: str, args: Any, kwargs: Any, out: Tensor, result: Mark) -> None:
+        """Any operation: what the record learns from it."""
+        own = self._marks.own(out)
         for i in result.open - self._bits.keys():
-            self._bits[i] = self._marks.own(out)
-        if name == "conv2d" and out.ndim == 4:
-            self._grids.append((self._marks.own(out), (out.shape[2], out.shape[3])))
-        elif name in CONCATENATIONS and out.ndim == 3:
-            parts = args[0] if args else kwargs["tensors"]
-            joined = [(part.shape[1] if part.ndim == 3 else 0, self._marks.ancestors(part)) for part in parts]
-            self._joined.append((self._marks.own(out), joined))
+            self._bits[i] = own
+        if result.soft and name == "softmax":
+            self._softmaxes.append((own, path))
         elif name == "linear":
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
             for i in result.open - self._projections.keys():
-                _, heads, _, width = self._attentions[i].out.value.shape
-                if args[1].shape[-1] == heads * width:
-                    self._projections[i] = args[1].detach()
+                heads = self._attentions[i].out.value
+                if heads.ndim == 4 and weight.shape[-1] == heads.shape[1] * heads.shape[3]:
+                    self._projections[i] = weight.detach()
         elif name in ADDITIONS and self._last:
-            # Where both operands come from the current tokens, the sum of an MLP makes the next ones.
-            current, tokens = self._last[-1]
-            if out.shape == tokens.value.shape and all(self._marks.ancestors(t) & current for t in args[:2]):
-                self._last.append((self._marks.own(out), Activation.of(out)))
+            self._advance(args, out)
+
+    def meeting(self, out: Tensor, ancestors: list[int]) -> None:
+        """An operation on several tensors that depend on the image."""
+        self._meetings.append((self._marks.own(out), ancestors))
+
+    def _advance(self, args: Any, out: Tensor) -> None:
+        """The sum of an MLP makes the next tokens.
+
+        Both operands come from the current ones, or one is these and the other something that they did not come from.
+        """
+        current, tokens = self._last[-1]
+        marks = [mark for mark in map(self._marks.of, args[:2]) if mark is not None and mark.ancestors]
+        if len(marks) != 2 or out.shape != tokens.value.shape:
+            return
+        (old,) = [m for m in marks if m.own == current][:1] or (None,)
+        new = marks[1] if old is marks[0] else marks[0]
+        if all(m.ancestors & current for m in marks) or (old is not None and not new.own & old.ancestors):
+            self._last.append((self._marks.own(out), Activation.of(out)))
 
     def record(self, scores: Tensor) -> Record:
         """What the scores depend on; a model may have computed more."""
         reached = self._marks.ancestors(scores)
         blocks = [known for known in self._blocks if known[1] & reached]
+        last, tokens = next((known for known in reversed(self._last) if known[0] & reached), (0, None))
+        layouts = [places.layout(found.skip.place) for found, _, _ in blocks]
         return Record(
             attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
             blocks=[block for _, _, block in blocks],
-            last=next((tokens for bit, tokens in reversed(self._last) if bit & reached), None),
-            layout=self._layout(blocks[0][0], blocks[0][2].z.value.shape[1]) if blocks else None,
-            is_column=all(skip & before[1] for before, (skip, _, _) in itertools.pairwise(blocks)),
+            last=tokens,
+            layout=layouts[0] if layouts and all(one == layouts[0] for one in layouts) else None,
+            batch=self._batch,
+            obstacle=self._obstacle(blocks, last, reached),
         )
 
-    def _layout(self, first_skip: int, tokens: int) -> Layout | None:
-        """Where the patches lie in the sequence that enters the first block, followed from the convolutions on.
-
-        Of several that lead to this sequence the one with most patches counts: a gate in the stem has few.
-        """
-        found = None
-        for bit, grid in self._grids:
-            patches = length = grid[0] * grid[1]
-            newest, offset = bit, 0
-            if not bit & first_skip or (found is not None and patches < found.size):
-                continue
-            for joined, parts in self._joined:
-                before = 0
-                for size, ancestors in parts:
-                    if joined & first_skip and ancestors & newest and size == length:
-                        newest, offset, length = joined, before + offset, sum(size for size, _ in parts)
-                        break
-                    if joined & first_skip and ancestors & bit and size == patches:
-                        # the sequence was taken apart and the patches are joined anew
-                        newest, offset, length = joined, before, sum(size for size, _ in parts)
-                        break
-                    before += size
-            if length == tokens:
-                found = Layout(grid, offset, tokens)
-        return found
+    def _obstacle(self, blocks: list[tuple[_Sum, int, Block]], last: int, reached: int) -> str | None:
+        """Why a walk from the last tokens through the blocks would miss a part of the model."""
+        for found, _, block in blocks:
+            if self._joined.intersection(found.opened):
+                return f"something else is added to the attention {block.path!r} before its residual sum"
+        if any(not found.skip.ancestors & before for (_, before, _), (found, _, _) in itertools.pairwise(blocks)):
+            return f"the {len(blocks)} blocks seen do not follow one another"
+        # Bits grow as the pass goes on: a softmax before the last tokens belongs to the blocks.
+        lost = [path for bit, path in self._softmaxes if bit & reached and bit < last and bit not in self._met]
+        if lost:
+            return f"the softmax in {lost[0]!r} meets its values where the pass cannot follow it"
+        for own, ancestors in self._meetings:
+            if own & reached and own > last and len({bool(a & last) for a in ancestors}) > 1:
+                return "the scores read more than the last tokens"
+        return None

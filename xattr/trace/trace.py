@@ -11,18 +11,22 @@ from torch.overrides import TorchFunctionMode
 
 from ..rules import Operation, RuleSet
 from ..rules.operation import scaled
+from . import places
 from .errors import UnseenError
 from .functions import (
     ADDITIONS,
     COMPOSITES,
-    GATES,
     KEEPS_GATE,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
     in_evaluation,
+    is_gate,
+    is_softmax_over_keys,
     name_of,
-    out_of_place,
-    writes_in_place,
+    names_operands,
+    overwritten,
+    rule_name,
+    without_overwriting,
 )
 from .marks import Mark, Marks, replace_tensors, tensors_in
 from .modules import ModuleWatch
@@ -81,38 +85,38 @@ class Trace(TorchFunctionMode):
     # -- one operation ---------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = name_of(func), kwargs or {}
-        in_place = writes_in_place(name) and bool(args) and isinstance(args[0], Tensor)
-        original = args[0] if in_place else None
-        if in_place:
-            self._own(args[0])
         if func in COMPOSITES:
             # Python code around torch functions: its body runs under observation.
             super().__enter__()
             try:
-                return COMPOSITES[func](*args, **kwargs)
+                return COMPOSITES[func](*args, **(kwargs or {}))
             finally:
                 super().__exit__(None, None, None)
-        args, kwargs = in_evaluation(
-            func, replace_tensors(tuple(args), self._still), replace_tensors(kwargs, self._still)
-        )
-        result = Mark()
-        for mark in map(self._marks.of, tensors_in((args, kwargs))):
+        name = name_of(func)
+        args, kwargs = names_operands(args, kwargs)
+        original = overwritten(func, name, args, kwargs)
+        for tensor in tensors_in(original):
+            self._own(tensor)
+        target = replace_tensors(original, self._still)
+        args, kwargs = in_evaluation(func, replace_tensors(args, self._still), replace_tensors(kwargs, self._still))
+        result, sources = Mark(), list(tensors_in((args, kwargs)))
+        for mark in map(self._marks.of, sources):
             if mark is not None and mark.ancestors:
                 result.ancestors |= mark.ancestors
                 result.open |= mark.open
         if result.ancestors:
-            out = self._observed(func, name, args, kwargs, result, in_place)
+            out = self._observed(func, name, args, kwargs, result, target, sources)
         else:
             out = func(*args, **kwargs)
             for tensor in tensors_in(out):
-                # What shares memory with an older tensor stays unmarked, so that a write to it is caught.
-                if self._marks.of(tensor) is None and name != "data" and not self._is_old(tensor):
-                    self._marks.put(tensor, Mark())
+                if self._marks.of(tensor) is None and not self._is_alias(name, tensor, sources):
+                    self._mark(tensor, None)
         # `self.counter += 1` must store the model's own tensor again, not our copy.
-        return original if in_place and out is args[0] else out
+        return original if target is not None and out is target else out
 
-    def _observed(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, in_place: bool) -> Any:
+    def _observed(
+        self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any, sources: list[Tensor]
+    ) -> Any:
         """An operation on something that depends on the image."""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             raise UnseenError(
@@ -120,41 +124,53 @@ class Trace(TorchFunctionMode):
                 f"that. Explain the original model."
             )
         recorder = self._recorder
-        residual = recorder.residual(args, in_place) if recorder is not None and name in ADDITIONS else None
-        out = self._run(func, name, args, kwargs, result)
-        outputs = [args[0]] if in_place else list(tensors_in(out))
-        for tensor in outputs:
-            self._marks.put_new(tensor, result)
-            base = self._marks.of(tensor._base) if in_place and tensor._is_view() else None
-            if base is not None:
-                base.ancestors |= result.ancestors
+        residual = recorder.residual(args, kwargs, target) if recorder is not None and name in ADDITIONS else None
+        ancestors = [found for found in map(self._marks.ancestors, sources) if found]
+        # Places are carried before an in-place operation gives its target another mark.
+        place_of = {id(source): self._marks.place(source) for source in sources}
+        out = self._run(func, name, args, kwargs, result, target)
+        outputs = list(tensors_in(out if target is None else target))
+        carried = self._places(func, name, args, kwargs, outputs, place_of)
+        for tensor, place in zip(outputs, carried, strict=True):
+            self._mark(tensor, result, place)
+            written = self._marks.of(tensor._base) if target is not None and tensor._is_view() else None
+            if written is not None:
+                written.ancestors |= result.ancestors
         if recorder is not None and outputs:
-            recorder.follow(name, args, kwargs, outputs[0], result)
+            recorder.follow(name, self._modules.path(), args, kwargs, outputs[0], result)
             if residual is not None:
                 recorder.close(residual, outputs[0])
+            elif len(ancestors) > 1:
+                recorder.meeting(outputs[0], ancestors)
         return out
 
-    def _run(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark) -> Any:
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any) -> Any:
         first = (self._marks.of(args[0]) if args else None) or Mark()
         if func is F.scaled_dot_product_attention:
             return self._fused_attention(func, args, kwargs, result)
         if first.soft and name in MATRIX_PRODUCTS and self._marks.varies(args[1]):
             return self._explicit_attention(func, args, kwargs, result)
         constant_rest = not any(map(self._marks.varies, args[1:]))
-        result.soft = name == "softmax" or (first.soft and name in KEEPS_SOFT)
-        result.gate = name in GATES or (first.gate and name in KEEPS_GATE and constant_rest)
-        rules = self._rules.operations
-        if name in rules:
-            return rules[name](Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate))
-        plain = out_of_place(name)
-        if writes_in_place(name) and plain in rules:
-            aside = args[0].clone()  # the rule may need what is overwritten
-            self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
-            operation = Operation(
-                getattr(Tensor, plain), (aside, *args[1:]), kwargs, self._marks.varies, self._marks.is_gate
-            )
-            return args[0].copy_(rules[plain](operation))
-        return func(*args, **kwargs)
+        result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
+        result.gate = is_gate(name, args) or (first.gate and name in KEEPS_GATE and constant_rest)
+        rule = self._rules.operations.get(rule_name(name))
+        if rule is None:
+            return func(*args, **kwargs)
+        if target is None or target is not args[0]:
+            return rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate))
+        aside = args[0].clone()  # the rule may need what is overwritten
+        self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
+        func, args, kwargs = without_overwriting(func, name, (aside, *args[1:]), kwargs)
+        return target.copy_(rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate)))
+
+    def _places(
+        self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[Tensor], place_of: dict[int, Tensor | None]
+    ) -> list[Tensor | None]:
+        if self._recorder is None:
+            return [None] * len(outputs)
+        if name == "conv2d" and outputs[0].ndim == 4:
+            return [places.of_convolution(outputs[0])]
+        return places.carried(func, name, args, kwargs, outputs, lambda value: place_of.get(id(value)))
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +178,9 @@ class Trace(TorchFunctionMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         on_map, on_value = self._rules.attention
-        held = {"query": scaled(given["query"], on_map), "key": scaled(given["key"], on_map)}
+        held = {part: scaled(given[part], on_map) for part in ("query", "key")}
+        if self._marks.varies(given.get("attn_mask")):
+            held["attn_mask"] = scaled(given["attn_mask"], on_map)
         out = func(**{**given, **held, "value": scaled(given["value"], on_value)})
         if self._recorder is not None:
             self._recorder.fused_attention(self._modules.path(), given, out, result)
@@ -208,6 +226,22 @@ class Trace(TorchFunctionMode):
         """Whether a tensor is a view of one that is older than the pass."""
         return tensor._is_view() and self._marks.of(tensor._base) is None
 
+    def _is_alias(self, name: str, tensor: Tensor, sources: list[Tensor]) -> bool:
+        """Whether a result shares its memory with an older tensor; it stays unmarked, to catch writes to it."""
+        if name in ("data", "detach"):
+            return any(self._marks.of(source) is None for source in sources)
+        return self._is_old(tensor) and _shares_base(tensor, sources)
+
+    def _mark(self, tensor: Tensor, result: Mark | None, place: Tensor | None = None) -> None:
+        """Mark a result; some operations return a view of a tensor that nobody else sees."""
+        if self._is_old(tensor):
+            assert tensor._base is not None
+            self._marks.put(tensor._base, Mark(result.ancestors if result is not None else 0))
+        if result is None:
+            self._marks.put(tensor, Mark())
+        else:
+            self._marks.put_new(tensor, result, place)
+
     def _unseen(self, tensor: Tensor) -> UnseenError:
         return UnseenError(
             f"{self._where()} made a tensor {list(tensor.shape)} from the image by an operation that cannot be "
@@ -217,6 +251,11 @@ class Trace(TorchFunctionMode):
 
     def _where(self) -> str:
         return f"the module {self._modules.path()!r}" if self._modules.path() else "the model"
+
+
+def _shares_base(tensor: Tensor, sources: list[Tensor]) -> bool:
+    base = tensor._base
+    return any(base is source or (source._is_view() and base is source._base) for source in sources)
 
 
 def _reaches(tensor: Tensor, roots: tuple[Tensor, ...]) -> bool:
