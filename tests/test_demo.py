@@ -72,6 +72,12 @@ def test_command(small, tmp_path, monkeypatch):
     assert "nowhere" in result.output
 
 
+def test_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert xattr.__version__ in result.output
+
+
 def test_command_says_what_it_can():
     done = subprocess.run([sys.executable, "-m", "xattr", "--help"], capture_output=True, text=True)
     assert done.returncode == 0

@@ -325,7 +325,7 @@ def test_presets_are_what_is_documented():
 
 def test_overrides_change_their_field_alone():
     model, image = tiny(), images()
-    for name, value in {"alpha": 0.0, "flow_threshold": "mean", "gate": "layer", "prefix_tokens": "include"}.items():
+    for name, value in {"alpha": 0.0, "flow_threshold": "mean", "gate": "layer", "head_norm": "max"}.items():
         by_keyword = GradSkip(model).explain(image, **{name: value})
         settings = dataclasses.replace(GradSkip.DEFAULT, **{name: value})
         assert by_keyword.settings == settings
@@ -339,6 +339,8 @@ def test_overrides_change_their_field_alone():
         ({"gate": "row"}, "gate"),
         ({"gradients": "lrp"}, "gradients"),
         ({"flow_threshold": -1}, "flow_threshold"),
+        ({"flow_threshold": "median"}, "flow_threshold"),
+        ({"head_norm": "softmax"}, "head_norm"),
         ({"settings": "paper"}, "settings"),
         ({"upsample": "cubic"}, "upsample"),
     ],
@@ -346,6 +348,10 @@ def test_overrides_change_their_field_alone():
 def test_wrong_settings_are_named(wrong, named):
     with pytest.raises(ValueError, match=named):
         GradSkip(tiny()).attribute(images(), target=1, **wrong)
+    with pytest.raises(TypeError, match=r"alfa.*alpha"):
+        GradSkip(tiny()).attribute(images(), alfa=0.3)
+    with pytest.raises(NotImplementedError, match="complete"):
+        GradSkip(tiny()).compute_convergence_delta(images(), images(), images())
     with pytest.raises(ValueError, match="first_layer"):
         GradSkipSettings(first_layer=0)
     with pytest.raises(ValueError, match="include"):

@@ -46,8 +46,8 @@ def test_gradient_x_token_of_a_bias_free_model_sums_to_the_logit():
 
 
 def test_no_such_block():
-    for block in (0, 4, -4):
-        with pytest.raises(ValueError, match="3"):
+    for block in (0, 4, -4, 1.5):
+        with pytest.raises(ValueError, match=f"block={block}"):
             GradientXToken(tiny()).attribute(images(), target=1, block=block)
 
 
@@ -93,6 +93,8 @@ def test_captums_tools_take_our_methods():
     model, x = tiny(), images()
     smooth = captum.attr.NoiseTunnel(GradSkip(model)).attribute(x, nt_samples=3, stdevs=0.05, target=1, gate="layer")
     assert smooth.shape == (2, 1, 32, 32)
+    smooth = captum.attr.NoiseTunnel(InputSpace(GradSkip(model))).attribute(x, nt_samples=3, stdevs=0.05, target=1)
+    assert smooth.shape == x.shape
     perturb = lambda inputs: (n := 0.05 * torch.randn_like(inputs), inputs - n)
     for method in (InputSpace(GradSkip(model)), IntegratedGradients(model)):
         value = captum.metrics.infidelity(model, perturb, x, method.attribute(x, target=1), target=1)

@@ -30,7 +30,7 @@ def full_grad_sum(model, x, rules="libra", target=1):
     seen = observe(forward, Inputs((x, *biases.values())), rules=rules, record=False)
     found = gradients(seen.scores[:, target], list(seen.roots))
     total = sum((g * v).sum() for g, v in zip(found, (x, *biases.values()), strict=True))
-    return float(total), float(seen.scores[0, target])
+    return float(total.detach()), float(seen.scores[0, target].detach())
 
 
 @pytest.mark.parametrize("kind", scenes.MODELS)
@@ -83,6 +83,22 @@ CASES = {
     "rms_norm by hand": (
         lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * W,
         lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt().detach() * W,
+    ),
+    "rms_norm by a negative power": (
+        lambda x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).pow(-0.5),
+        lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt().detach(),
+    ),
+    "rms_norm by one over": (
+        lambda x: x * (1 / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()),
+        lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt().detach(),
+    ),
+    "gate of the mean": (
+        lambda x: x * torch.sigmoid(x.mean(-1, keepdim=True)).expand_as(x),
+        lambda x: x * torch.sigmoid(x.mean(-1, keepdim=True)).detach(),
+    ),
+    "glu": (
+        lambda x: F.glu(x.repeat(1, 1, 2)),
+        lambda x: x * torch.sigmoid(x).detach(),
     ),
     "layer_norm by hand": (
         lambda x: W * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + B,

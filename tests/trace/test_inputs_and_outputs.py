@@ -1,5 +1,6 @@
 """Inputs, outputs and targets: one clear error for each mistake, Captum's conventions for the rest."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ ONE_OF_EACH = (GradSkip, AttentionRollout, IntegratedGradients)
         (torch.zeros(0, 3, 32, 32), "empty"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "uint8"),
         ("image.png", "str"),
+        (np.zeros((1, 3, 32, 32)), "from_numpy"),
         ({"pixel_values": torch.zeros(2, 3)}, "pixel_values"),
         ((torch.zeros(1, 3, 32, 32), torch.zeros(2, 3, 32, 32)), r"\[1, 2\]"),
     ],
@@ -55,7 +57,15 @@ def test_targets_of_every_kind(kind):
     explain = lambda target: kind(model).attribute(x, target=target, **options)
     each = [explain(t) for t in range(5)]
     assert kind is AttentionRollout or relative_error(each[1], each[2]) > 1e-2
-    for target in (-1, [4, -1], torch.tensor([4, 4]), torch.tensor(4), torch.tensor([4], dtype=torch.int16)):
+    for target in (
+        -1,
+        [4, -1],
+        torch.tensor([4, 4]),
+        torch.tensor(4),
+        torch.tensor([4], dtype=torch.int16),
+        np.int64(4),
+        np.array([4, -1]),
+    ):
         assert torch.equal(explain(target), each[4])
     mixed = explain(torch.tensor([0, 3], dtype=torch.uint8))
     assert relative_error(mixed[:1], each[0][:1]) < 1e-6
@@ -87,6 +97,8 @@ def test_dense_outputs():
     for target in (None, 1):
         with pytest.raises(TargetError, match="one score per class"):
             IntegratedGradients(dense).attribute(x, target=target)
+    with pytest.raises(InputError, match="callable"):
+        IntegratedGradients("vit").attribute(x)
     with pytest.raises(TargetError, match="labels"):
         IntegratedGradients(tiny()).attribute(x, target=torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 1, 0]]))
 

@@ -153,6 +153,10 @@ def test_windows_and_missing_pieces_are_refused_by_name():
         num_heads=(1, 2),
         num_classes=5,
     ).eval()
+    # Of LeViT two blocks of eleven would be seen, of ConViT two of twelve.
+    for name in ("levit_128s", "convit_tiny"):
+        with pytest.raises(UnsupportedModelError, match=r"no residual sum|softmax"):
+            GradSkip(timm.create_model(name, num_classes=5).eval()).attribute(images(1, 224), target=1)
     for method in (GradSkip, AttentionRollout):
         with pytest.raises(UnsupportedModelError, match="IntegratedGradients"):
             method(swin).attribute(images(1, 64), target=1)

@@ -91,10 +91,10 @@ def test_kinds_of_masks(form, images, maps):
 
 def test_blank_masks_and_maps(images, maps):
     assert not comparison(images, maps, masks=np.zeros((2, 24, 24))).axes[0].collections[0].get_segments()
-    with pytest.warns(UserWarning, match="'zero' row 0, 'zero' row 1: drawn") as seen:
+    with pytest.warns(UserWarning, match="'zero' row 1, 'zero' row 2: drawn") as seen:
         comparison(images, {"zero": torch.zeros(2, 1, 24, 24), "nan": torch.full((2, 6, 6), torch.nan), **maps})
     assert len(seen) == 1
-    assert "36 of 36 values in 'nan' row 1" in str(seen[0].message)
+    assert "36 of 36 values in 'nan' row 2" in str(seen[0].message)
 
 
 def test_errors_name_the_method(images, maps, tmp_path):

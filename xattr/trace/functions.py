@@ -15,20 +15,20 @@ GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal
 # What moves entries without changing them, and what mixes entries although it may keep the shape.
 MOVES = frozenset(
     "view reshape view_as reshape_as permute transpose movedim moveaxis swapaxes swapdims flatten unflatten squeeze T "
-    "mT t unsqueeze expand expand_as repeat tile repeat_interleave roll flip fliplr flipud rot90 __getitem__ unbind "
-    "chunk split narrow select index_select gather take_along_dim cat concat concatenate stack hstack vstack contiguous "
-    "clone".split()
+    "mT t unsqueeze expand expand_as repeat tile repeat_interleave roll flip fliplr flipud rot90 unbind chunk split "
+    "narrow select index_select __getitem__ gather take_along_dim cat concat concatenate stack hstack vstack "
+    "contiguous clone".split()
 )
 MIXES = frozenset(
     "scaled_dot_product_attention matmul __matmul__ bmm einsum conv1d conv2d conv3d sort argsort cumsum fft".split()
 )
-# What a softmax passes through on its way to the values, and a gate on its way to what it scales.
+# What a softmax passes through on its way to the values.
 KEEPS_SOFT = frozenset(
     "dropout to type type_as float half bfloat16 double contiguous clone view reshape expand masked_fill".split()
 )
-KEEPS_GATE = KEEPS_SOFT | frozenset(
+# What a gate passes through on its way to what it scales, if the other operands are constants.
+ARITHMETIC = frozenset(
     "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__".split()
-    + "unsqueeze squeeze expand_as transpose permute flatten __getitem__ T mT".split()
 )
 
 # Training behaviour that is an argument: function -> (position, name, value in evaluation).

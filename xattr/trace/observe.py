@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +78,7 @@ def observe(
         roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)
         trace = Trace(roots, rule_set(rules), record)
         args, kwargs = inputs.arguments(trace.stand_ins, extra)
-        with trace:
+        with trace, _without_checkpoints():
             output = model(*args, **kwargs)
         scores = logits(output, len(roots[0]))
         if not trace.has_seen(scores):
@@ -108,31 +110,52 @@ def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_for
         return [attention.map() for attention in record.attentions]
 
 
+_CHECKPOINTED = (
+    "a part of the model runs under gradient checkpointing, which would run it again, unobserved, in the backward. "
+    "Switch it off for the explanation: model.set_grad_checkpointing(False) or model.gradient_checkpointing_disable()."
+)
+
+
+@contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Checkpointing hooks itself into saved tensors; that is refused, unless the caller has such hooks too."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(RuntimeError):
+            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED))
+        try:
+            yield
+        except RuntimeError as error:
+            if _CHECKPOINTED in str(error):
+                raise UnseenError(_CHECKPOINTED) from None
+            raise
+
+
 class _Eager:
     """Compiled parts of a model run as the Python they were compiled from.
 
-    The stance belongs to the process: it is set by the first of several threads and put back by the last.
+    The compiler's stance and the filter of warnings belong to the process: the first of several threads sets them, the
+    last puts them back.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entered = 0
-        self._stance: Any = None
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
-            # Without dynamo loaded nothing is compiled, and loading it takes seconds.
-            if self._stance is None and "torch._dynamo" in sys.modules:
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
             self._entered += 1
+            # Without dynamo loaded nothing is compiled, and loading it takes seconds.
+            if self._entered == 1 and "torch._dynamo" in sys.modules:
+                self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+                self._undo.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._entered -= 1
-            if not self._entered and self._stance is not None:
-                stance, self._stance = self._stance, None
-                stance.__exit__(None, None, None)
+            if not self._entered:
+                self._undo.close()
 
 
 _EAGER = _Eager()

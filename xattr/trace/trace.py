@@ -15,10 +15,11 @@ from . import places
 from .errors import UnseenError
 from .functions import (
     ADDITIONS,
+    ARITHMETIC,
     COMPOSITES,
-    KEEPS_GATE,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
+    MOVES,
     in_evaluation,
     is_gate,
     is_softmax_over_keys,
@@ -152,7 +153,8 @@ class Trace(TorchFunctionMode):
             return self._explicit_attention(func, args, kwargs, result)
         constant_rest = not any(map(self._marks.varies, args[1:]))
         result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
-        result.gate = is_gate(name, args) or (first.gate and name in KEEPS_GATE and constant_rest)
+        keeps_gate = name in MOVES or name in KEEPS_SOFT or (name in ARITHMETIC and constant_rest)
+        result.gate = is_gate(name, args) or (first.gate and keeps_gate)
         rule = self._rules.operations.get(rule_name(name))
         if rule is None:
             return func(*args, **kwargs)
