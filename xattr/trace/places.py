@@ -25,7 +25,7 @@ def of_convolution(out: Tensor) -> Tensor:
     """The places of a convolution's output `[B, C, h, w]`."""
     height, width = out.shape[2:]
     grid = (height << 16 | width) << _CELL_BITS
-    return (torch.arange(height * width) + grid).view(1, 1, height, width).expand(out.shape)
+    return (torch.arange(height * width, device="cpu") + grid).view(1, 1, height, width).expand(out.shape)
 
 
 def carried(
@@ -62,19 +62,30 @@ def _moved(
         if found is not None:
             return found
         # indices stay what they are; other tensors hold no place
-        return tensor.cpu() if not tensor.is_floating_point() else torch.full((), NOWHERE).expand(tensor.shape)
+        return (
+            tensor.cpu()
+            if not tensor.is_floating_point()
+            else torch.full((), NOWHERE, device="cpu").expand(tensor.shape)
+        )
 
     try:
         moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
     except (RuntimeError, TypeError, IndexError):
         return None
     fits = len(moved) == len(outputs) and all(m.shape == o.shape for m, o in zip(moved, outputs, strict=True))
-    return list(moved) if fits else None
+    return list(map(_light, moved)) if fits else None
+
+
+def _light(places: Tensor) -> Tensor:
+    """The same places without memory along channels, where these agree: a join writes them all out."""
+    if places.ndim < 2 or places.stride(-1) == 0 or bool((places != places[..., :1]).any()):
+        return places
+    return places[..., :1].clone().expand(places.shape)
 
 
 def layout(places: Tensor | None) -> Layout | None:
     """The token layout in the places of a sequence `[B, N, D]`: one grid, complete, row by row, without a gap."""
-    if places is None or places.ndim != 3 or bool((places[..., :1] != places).any()):
+    if places is None or places.ndim != 3 or (places.stride(-1) and bool((places[..., :1] != places).any())):
         return None
     if bool((places[..., 0] != places[0, :, 0]).any()):
         return None  # another order in each image
