@@ -101,3 +101,12 @@ def test_captums_tools_take_our_methods():
         assert value.shape == (2,)
     spread = captum.metrics.sensitivity_max(GradSkip(model).attribute, x, target=1, n_perturb_samples=2)
     assert bool((spread > 0).all())
+
+
+@pytest.mark.parametrize(("kind", "options"), [(GradSkip, {}), (GradientXToken, {}), (GradientXToken, {"block": None})])
+def test_a_head_that_is_still_zero_is_said(kind, options):
+    model = tiny()
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.warns(UserWarning, match="0 at every token"):
+        found = kind(model).attribute(images(), target=1, **options)
+    assert not bool(found.any())

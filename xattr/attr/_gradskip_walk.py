@@ -13,7 +13,7 @@ from ..trace import Block, Inputs, Layout, Target, gradients, observe
 from ..trace.outputs import resolve
 from ..trace.record import image_chunks
 from . import _gradskip_steps as steps
-from ._map import Upsample, dot, finish, result_dtype, tokens_read, walk_start
+from ._map import Upsample, dot, finish, result_dtype, tokens_read, walk_start, warn_if_zero
 from .gradskip_settings import GradSkipSettings
 
 
@@ -82,6 +82,7 @@ def walk(
         )
         g_last, g_z, g_out = found[0], found[1 : depth + 1], found[depth + 1 : 2 * depth + 1]
         g_x = dict(zip(needs_x, found[2 * depth + 1 :], strict=True))
+        warn_if_zero(g_last)
         top, tokens = walk_start(record, layout, g_last, skip_prefix=not include)
         at_start = dot(tokens, g_last if top == depth else g_x[depth - 1])
         start = _start(at_start, tokens_read(g_last), layout, settings).to(result_dtype(image))

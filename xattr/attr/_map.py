@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -59,6 +60,17 @@ def dot(x: Activation, gradient: Tensor) -> Tensor:
     """Gradient times activation of each token, `[B, N]`, summed over channels in at least float32."""
     wide = torch.promote_types(x.value.dtype, torch.float32)
     return (x.value.to(wide) * gradient.to(wide)).sum(-1)
+
+
+def warn_if_zero(gradient: Tensor) -> None:
+    """Say that a map is 0 because nothing is read, not because nothing was found."""
+    if not bool(gradient.any()):
+        warnings.warn(
+            "the gradient of the score is 0 at every token, so the map is 0: the score does not depend on them (a "
+            "classifier that is still zero, or saturated?)",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def tokens_read(last_gradient: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from captum.log import log_usage
 
 from ..trace import Inputs, Target, gradients, observe
-from ._map import MapAttribution, Upsample, dot, finish, walk_start
+from ._map import MapAttribution, Upsample, dot, finish, walk_start, warn_if_zero
 
 __all__ = ["GradientXToken"]
 
@@ -78,7 +78,10 @@ class GradientXToken(MapAttribution):
     def _values(record: Any, layout: Any, score: Any, block: int | None) -> Any:
         if block is not None:
             x = record.blocks[block - 1 if block > 0 else block].x
-            return dot(x, gradients(score, [x])[0])
+            (at_block,) = gradients(score, [x])
+            warn_if_zero(at_block)
+            return dot(x, at_block)
         last, before = gradients(score, [record.last, record.blocks[-1].x])
+        warn_if_zero(last)
         top, tokens = walk_start(record, layout, last, skip_prefix=True)
         return dot(tokens, last if top == len(record.blocks) else before)

@@ -20,7 +20,8 @@ MOVES = frozenset(
     "contiguous clone".split()
 )
 MIXES = frozenset(
-    "scaled_dot_product_attention matmul __matmul__ bmm einsum conv1d conv2d conv3d sort argsort cumsum __setitem__".split()
+    "scaled_dot_product_attention matmul __matmul__ bmm einsum conv1d conv2d conv3d sort argsort cumsum "
+    "__setitem__".split()
 )
 # What a softmax passes through on its way to the values.
 KEEPS_SOFT = frozenset(
