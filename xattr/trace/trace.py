@@ -33,6 +33,7 @@ from .marks import Mark, Marks, replace_tensors, tensors_in
 from .modules import ModuleWatch
 from .record import Record
 from .recorder import Recorder
+from .stand_ins import StandIns
 
 
 class Trace(TorchFunctionMode):
@@ -53,12 +54,11 @@ class Trace(TorchFunctionMode):
 
     def __init__(self, roots: tuple[Tensor, ...], rules: RuleSet, record: bool = True) -> None:
         super().__init__()
-        self._roots = roots
         self._rules = rules
         self._marks = Marks()
         self._recorder = Recorder(self._marks, len(roots[0])) if record else None
         self._modules = ModuleWatch()
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tensors = StandIns(self._marks, roots, self._where)
         self.stand_ins = tuple(root.clone() for root in roots)
         for copy in self.stand_ins:
             self._marks.put_new(copy)
@@ -76,7 +76,7 @@ class Trace(TorchFunctionMode):
 
     def has_seen(self, tensor: Tensor) -> bool:
         """Whether a chain of seen operations leads from the inputs to this tensor."""
-        self._still(tensor)
+        self._tensors.of(tensor)
         return self._marks.varies(tensor)
 
     def record(self, scores: Tensor) -> Record:
@@ -97,9 +97,11 @@ class Trace(TorchFunctionMode):
         args, kwargs = names_operands(args, kwargs)
         original = overwritten(func, name, args, kwargs)
         for tensor in tensors_in(original):
-            self._own(tensor)
-        target = replace_tensors(original, self._still)
-        args, kwargs = in_evaluation(func, replace_tensors(args, self._still), replace_tensors(kwargs, self._still))
+            self._tensors.own(tensor)
+        target = replace_tensors(original, self._tensors.of)
+        args, kwargs = in_evaluation(
+            func, replace_tensors(args, self._tensors.of), replace_tensors(kwargs, self._tensors.of)
+        )
         result, sources = Mark(), list(tensors_in((args, kwargs)))
         for mark in map(self._marks.of, sources):
             if mark is not None and mark.ancestors:
@@ -110,7 +112,7 @@ class Trace(TorchFunctionMode):
         else:
             out = func(*args, **kwargs)
             for tensor in tensors_in(out):
-                if self._marks.of(tensor) is None and not self._is_alias(name, tensor, sources):
+                if self._marks.of(tensor) is None and not self._tensors.are_shared(name, tensor, sources):
                     self._mark(tensor, None)
         # `self.counter += 1` must store the model's own tensor again, not our copy.
         return original if target is not None and out is target else out
@@ -133,6 +135,8 @@ class Trace(TorchFunctionMode):
         outputs = list(tensors_in(out if target is None else target))
         carried = self._places(func, name, args, kwargs, outputs, place_of)
         for tensor, place in zip(outputs, carried, strict=True):
+            if self._tensors.are_shared(name, tensor, sources):
+                continue  # a constant of the model seen through the shape of an activation
             self._mark(tensor, result, place)
             written = self._marks.of(tensor._base) if target is not None and tensor._is_view() else None
             if written is not None:
@@ -195,48 +199,11 @@ class Trace(TorchFunctionMode):
             self._recorder.explicit_attention(self._modules.path(), args[0], args[1], out, result)
         return out
 
-    # -- nothing of the user's is written ------------------------------------------------------------------------------
-
-    def _still(self, tensor: Tensor) -> Tensor:
-        """The stand-in for an argument: parameters detached, private copies of what was written to."""
-        mark = self._marks.of(tensor)
-        if mark is not None:
-            if tensor.grad_fn is not None and not mark.has_gradient:
-                raise self._unseen(tensor)
-            return tensor
-        if id(tensor) in self._copies:
-            return self._copies[id(tensor)][1]
-        if tensor.requires_grad:
-            if not tensor.is_leaf and _reaches(tensor, self._roots):
-                raise self._unseen(tensor)
-            tensor = tensor.detach()
-        return tensor.clone() if tensor.is_inference() else tensor
-
-    def _own(self, tensor: Tensor) -> None:
-        """Before an in-place write: a private copy of what is older than the pass."""
-        if self._is_old(tensor):
-            raise UnseenError(
-                f"{self._where()} writes through a view into a tensor {list(tensor.shape)} older than this pass; "
-                f"observing it would change the model."
-            )
-        if self._marks.of(tensor) is None and id(tensor) not in self._copies:
-            copy = tensor.detach().clone()
-            self._marks.put(copy, Mark())
-            self._copies[id(tensor)] = (tensor, copy)
-
-    def _is_old(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of one that is older than the pass."""
-        return tensor._is_view() and self._marks.of(tensor._base) is None
-
-    def _is_alias(self, name: str, tensor: Tensor, sources: list[Tensor]) -> bool:
-        """Whether a result shares its memory with an older tensor; it stays unmarked, to catch writes to it."""
-        if name in ("data", "detach"):
-            return any(self._marks.of(source) is None for source in sources)
-        return self._is_old(tensor) and _shares_base(tensor, sources)
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def _mark(self, tensor: Tensor, result: Mark | None, place: Tensor | None = None) -> None:
-        """Mark a result; some operations return a view of a tensor that nobody else sees."""
-        if self._is_old(tensor):
+        """Mark what an operation made; some return a view of a tensor that nobody else sees."""
+        if tensor._is_view() and self._marks.of(tensor._base) is None:
             assert tensor._base is not None
             self._marks.put(tensor._base, Mark(result.ancestors if result is not None else 0))
         if result is None:
@@ -244,31 +211,5 @@ class Trace(TorchFunctionMode):
         else:
             self._marks.put_new(tensor, result, place)
 
-    def _unseen(self, tensor: Tensor) -> UnseenError:
-        return UnseenError(
-            f"{self._where()} made a tensor {list(tensor.shape)} from the image by an operation that cannot be "
-            f"observed (it ends in {type(tensor.grad_fn).__name__}): a custom autograd function, a scripted module, or "
-            f"a forward in another thread. Explain the original, unscripted model."
-        )
-
     def _where(self) -> str:
         return f"the module {self._modules.path()!r}" if self._modules.path() else "the model"
-
-
-def _shares_base(tensor: Tensor, sources: list[Tensor]) -> bool:
-    base = tensor._base
-    return any(base is source or (source._is_view() and base is source._base) for source in sources)
-
-
-def _reaches(tensor: Tensor, roots: tuple[Tensor, ...]) -> bool:
-    """Whether the autograd graph of a tensor leads back to one of the roots."""
-    stack, seen = [tensor.grad_fn], set()
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(getattr(node, "variable", None) is root for root in roots):
-            return True
-        stack.extend(parent for parent, _ in node.next_functions)
-    return False

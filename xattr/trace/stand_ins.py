@@ -1,0 +1,95 @@
+"""What operations work on in place of the user's tensors, so that nothing of the user's is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .errors import UnseenError
+from .marks import Mark, Marks
+
+
+class StandIns:
+    """Parameters detached, inference tensors cloned, private copies of what the model writes to.
+
+    Args:
+        marks: the marks of the pass; what has none is older than the pass.
+        roots: leaves that stand for the inputs.
+        where: names the module that is running.
+    """
+
+    def __init__(self, marks: Marks, roots: tuple[Tensor, ...], where: Callable[[], str]) -> None:
+        self._marks = marks
+        self._roots = roots
+        self._where = where
+        # The originals are kept too, so that their ids are not given to others.
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The tensor to work on.
+
+        Raises:
+            UnseenError: it was made from the image by something that was not observed.
+        """
+        mark = self._marks.of(tensor)
+        if mark is not None:
+            if tensor.grad_fn is not None and not mark.has_gradient:
+                raise self._unseen(tensor)
+            return tensor
+        if id(tensor) in self._copies:
+            return self._copies[id(tensor)][1]
+        if tensor.requires_grad:
+            if not tensor.is_leaf and _reaches(tensor, self._roots):
+                raise self._unseen(tensor)
+            tensor = tensor.detach()
+        return tensor.clone() if tensor.is_inference() else tensor
+
+    def own(self, tensor: Tensor) -> None:
+        """Before an in-place write: make a private copy of what is older than the pass.
+
+        Raises:
+            UnseenError: it is a view, whose base would have to be copied too.
+        """
+        if self._marks.of(tensor) is not None:
+            return
+        if tensor._is_view() and self._marks.of(tensor._base) is None:
+            raise UnseenError(
+                f"{self._where()} writes through a view into a tensor {list(tensor.shape)} older than this pass; "
+                f"observing it would change the model."
+            )
+        if id(tensor) not in self._copies:
+            copy = tensor.detach().clone()
+            self._marks.put(copy, Mark())
+            self._copies[id(tensor)] = (tensor, copy)
+
+    def are_shared(self, name: str, result: Tensor, sources: list[Tensor]) -> bool:
+        """Whether a result shares its memory with a tensor that is older than the pass."""
+        if name in ("data", "detach"):
+            return any(self._marks.of(source) is None for source in sources)
+        base = result._base if result._is_view() else None
+        if base is None or self._marks.of(base) is not None:
+            return False
+        return any(base is source or (source._is_view() and base is source._base) for source in sources)
+
+    def _unseen(self, tensor: Tensor) -> UnseenError:
+        return UnseenError(
+            f"{self._where()} made a tensor {list(tensor.shape)} from the image by an operation that cannot be "
+            f"observed (it ends in {type(tensor.grad_fn).__name__}): a custom autograd function, a scripted module, or "
+            f"a forward in another thread. Explain the original, unscripted model."
+        )
+
+
+def _reaches(tensor: Tensor, roots: tuple[Tensor, ...]) -> bool:
+    """Whether the autograd graph of a tensor leads back to one of the roots."""
+    stack, seen = [tensor.grad_fn], set()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(getattr(node, "variable", None) is root for root in roots):
+            return True
+        stack.extend(parent for parent, _ in node.next_functions)
+    return False
