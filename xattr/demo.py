@@ -20,7 +20,7 @@ from .metrics import class_sensitivity, cost_in_forwards, energy, pointing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ROWS", "Demo", "Row", "run"]
+__all__ = ["ROWS", "Demo", "Row", "measure", "run"]
 
 MODELS = ("class-token", "mean-pool")
 
@@ -143,7 +143,7 @@ def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool =
             pictures.append(single[chosen])
             labels += [f"{name}: {int(label)}" for label in single.labels[chosen]]
             for method, (kind, arguments) in ROWS.items():
-                row, maps = _measure(getattr(attr, kind)(model), arguments, single, double)
+                row, maps = measure(getattr(attr, kind)(model), arguments, single, double)
                 rows.append(replace(row, model=name, method=method))
                 shown_maps[method] += list(maps[chosen])
                 bar.update()
@@ -159,7 +159,18 @@ def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool =
     return Demo(tuple(rows), figure, scenes, pairs)
 
 
-def _measure(method: Any, arguments: dict[str, Any], single: Scenes, double: Pairs) -> tuple[Row, Tensor]:
+def measure(method: Any, arguments: dict[str, Any], single: Scenes, double: Pairs) -> tuple[Row, Tensor]:
+    """One method on scenes with one and with two digits.
+
+    Args:
+        method: the method, with its model.
+        arguments: keyword arguments of its `attribute`.
+        single: scenes with one digit.
+        double: scenes with two digits.
+
+    Returns:
+        The numbers (without names), and the maps of the scenes with one digit, `[n, 1, 24, 24]`.
+    """
     explain: Callable[..., Tensor] = lambda images, target: method.attribute(images, target=target, **arguments)
     maps = explain(single.images, single.labels)
     first, second = (explain(double.images, double.labels[:, i]) for i in (0, 1))
