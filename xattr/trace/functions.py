@@ -12,16 +12,26 @@ import torch.nn.functional as F
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
 MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
 GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"))
-# What moves entries without changing them, and what mixes entries although it may keep the shape.
+# What moves entries without changing them, what acts on each entry by itself, and what keeps the geometry of a picture
+# while it changes its grid.
 MOVES = frozenset(
-    "view reshape view_as reshape_as permute transpose movedim moveaxis swapaxes swapdims flatten unflatten squeeze T "
-    "mT t unsqueeze expand expand_as repeat tile repeat_interleave roll flip fliplr flipud rot90 unbind chunk split "
-    "narrow select index_select __getitem__ gather take_along_dim cat concat concatenate stack hstack vstack "
-    "contiguous clone".split()
+    "view reshape permute transpose movedim moveaxis swapaxes swapdims flatten unflatten squeeze T mT t unsqueeze "
+    "expand repeat tile repeat_interleave roll flip fliplr flipud rot90 unbind chunk split narrow select index_select "
+    "__getitem__ gather take_along_dim cat concat concatenate stack hstack vstack contiguous clone".split()
 )
-MIXES = frozenset(
-    "scaled_dot_product_attention matmul __matmul__ bmm einsum conv1d conv2d conv3d sort argsort cumsum "
-    "__setitem__".split()
+BY_ENTRY = frozenset(
+    "layer_norm group_norm batch_norm instance_norm rms_norm normalize gelu relu relu6 silu mish elu selu celu prelu "
+    "hardswish hardsigmoid hardtanh leaky_relu sigmoid tanh softplus softsign erf exp log log1p sqrt rsqrt square pow "
+    "__pow__ abs neg __neg__ reciprocal clamp clamp_min clamp_max maximum minimum where masked_fill nan_to_num dropout "
+    "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ multiply div __truediv__ __rtruediv__ divide lerp "
+    "addcmul addcdiv copy to float half bfloat16 double type type_as detach requires_grad".split()
+)
+REGRIDS = frozenset("conv2d max_pool2d avg_pool2d adaptive_avg_pool2d interpolate pad".split())
+# Only their first argument counts: the second gives a shape or a type. And constants in the shape of an argument.
+BY_FIRST = frozenset("view_as reshape_as expand_as type_as to".split())
+CONSTANTS = frozenset(
+    "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
+    "new_tensor".split()
 )
 # What a softmax passes through on its way to the values.
 KEEPS_SOFT = frozenset(

@@ -1,8 +1,8 @@
-"""Which cell of a convolution's grid each entry of a tensor comes from, followed through what moves entries.
+"""Which cell of a grid, in which image, each entry of a tensor comes from, followed through what moves entries.
 
-Beside a convolution's output stands a tensor of the same shape that holds the number of the cell, row by row, and the
-size of the grid. It has no memory of its own along batch and channels. Views, joins and shuffles are replayed on it;
-anything else that keeps the shape is taken to act on each entry by itself; what changes the shape loses it.
+Beside the image stands a tensor of the same shape that holds for each entry the number of the image, the size of the
+grid and the cell, row by row. A convolution, a pooling or a resize of a picture in order begins a new grid. Views,
+joins and shuffles are replayed; what acts on each entry by itself keeps the places; everything else loses them.
 """
 
 from __future__ import annotations
@@ -13,61 +13,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functions import MIXES, MOVES
+from .functions import BY_ENTRY, BY_FIRST, MOVES, REGRIDS, rule_name
 from .marks import replace_tensors, tensors_in
 from .record import Layout
 
 NOWHERE = -1
-_CELL_BITS = 32
+_CELL, _SIDE = 20, 10  # bits of a cell's number and of each side of a grid; the rest is the image's number
+_IMAGE = _CELL + 2 * _SIDE
+
+Lookup = Callable[[Any], Tensor | None]
 
 
-def of_convolution(out: Tensor) -> Tensor:
-    """The places of a convolution's output `[B, C, h, w]`."""
-    height, width = out.shape[2:]
-    grid = (height << 16 | width) << _CELL_BITS
-    return (torch.arange(height * width, device="cpu") + grid).view(1, 1, height, width).expand(out.shape)
+def of_picture(picture: Tensor) -> Tensor | None:
+    """The places of a picture or feature map in order, `[B, C, h, w]`; without memory along channels."""
+    if picture.ndim != 4 or max(picture.shape[2:]) >= 1 << _SIDE:
+        return None
+    batch, _, height, width = picture.shape
+    grid = (height << _SIDE | width) << _CELL
+    cells = (torch.arange(height * width, device="cpu") + grid).view(1, 1, height, width)
+    images = (torch.arange(batch, device="cpu") << _IMAGE).view(-1, 1, 1, 1)
+    return (images + cells).expand(picture.shape)
 
 
 def carried(
-    func: Callable[..., Any],
-    name: str,
-    args: Any,
-    kwargs: Any,
-    outputs: list[Tensor],
-    place: Callable[[Any], Tensor | None],
+    func: Any, name: str, args: Any, kwargs: Any, outputs: list[Tensor], place: Lookup, varies: Callable[[Any], bool]
 ) -> list[Tensor | None]:
-    """The places of what an operation returned, `None` where they are lost."""
+    """The places of what an operation returned, `None` where they are lost.
+
+    Args:
+        func: the function.
+        name: its name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        outputs: what it returned.
+        place: the places of an argument.
+        varies: whether an argument depends on the image: without places it has unknown ones, a constant has none.
+    """
     lost: list[Tensor | None] = [None] * len(outputs)
-    placed = [p for p in map(place, tensors_in((args, kwargs))) if p is not None]
-    if not placed or name in MIXES:
-        return lost
+    first = place(args[0]) if args else None
     if name in MOVES:
-        return _moved(func, args, kwargs, outputs, place) or lost
-    (out,) = outputs if len(outputs) == 1 else (None,)
-    if out is None:
+        return _moved(func, args, kwargs, outputs, place, varies) or lost
+    if len(outputs) != 1 or not any(place(t) is not None for t in tensors_in((args, kwargs))):
         return lost
-    if name == "linear" and placed[0].stride(-1) == 0:
-        return [placed[0][..., :1].expand(*placed[0].shape[:-1], out.shape[-1])]
-    alike = [p for p in placed if p.shape == out.shape]
-    if not alike or any(p is not alike[0] and not torch.equal(p, alike[0]) for p in alike[1:]):
+    (out,) = outputs
+    if name in REGRIDS:
+        return [of_picture(out) if first is not None and _in_order(first) else None]
+    if name == "__setitem__" and first is not None:
+        return [None if varies(args[2]) and place(args[2]) is None else _assigned(first, args, place)]
+    if name in BY_FIRST and first is not None:
+        return [first.expand(out.shape) if name == "expand_as" else first.reshape(out.shape)]
+    if name == "linear" and first is not None and first.stride(-1) == 0:
+        return [first[..., :1].expand(*first.shape[:-1], out.shape[-1])]
+    if rule_name(name) not in BY_ENTRY:
         return lost
-    return [alike[0]]
+    alike = [p for p in map(place, tensors_in((args, kwargs))) if p is not None and p.shape == out.shape]
+    agree = alike and all(p is alike[0] or torch.equal(p, alike[0]) for p in alike[1:])
+    return [alike[0]] if agree else lost
+
+
+def _in_order(places: Tensor) -> bool:
+    wanted = of_picture(places)
+    if wanted is None or not torch.equal(places[:, :1], wanted[:, :1]):
+        return False
+    return places.stride(1) == 0 or bool((places == places[:, :1]).all())
 
 
 def _moved(
-    func: Callable[..., Any], args: Any, kwargs: Any, outputs: list[Tensor], place: Callable[[Any], Tensor | None]
+    func: Any, args: Any, kwargs: Any, outputs: list[Tensor], place: Lookup, varies: Callable[[Any], bool]
 ) -> list[Tensor | None] | None:
     def stand_in(tensor: Tensor) -> Tensor:
         found = place(tensor)
         if found is not None:
             return found
         # indices stay what they are; other tensors hold no place
-        return (
-            tensor.cpu()
-            if not tensor.is_floating_point()
-            else torch.full((), NOWHERE, device="cpu").expand(tensor.shape)
-        )
+        return tensor.cpu() if not tensor.is_floating_point() else _nowhere(tensor.shape)
 
+    operands = list(tensors_in((args, kwargs)))
+    unknown = (varies(t) and t.is_floating_point() and place(t) is None for t in operands)
+    if any(unknown) or all(place(t) is None for t in operands):
+        return None
     try:
         moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
     except (RuntimeError, TypeError, IndexError):
@@ -76,24 +100,53 @@ def _moved(
     return list(map(_light, moved)) if fits else None
 
 
+def _assigned(places: Tensor, args: Any, place: Lookup) -> Tensor:
+    _, index, value = args
+    found = place(value)
+    result = places.clone()
+    result[replace_tensors(index, Tensor.cpu)] = found if found is not None else NOWHERE
+    return _light(result)
+
+
+def _nowhere(shape: torch.Size) -> Tensor:
+    return torch.full((), NOWHERE, device="cpu").expand(shape)
+
+
 def _light(places: Tensor) -> Tensor:
-    """The same places without memory along channels, where these agree: a join writes them all out."""
+    """The same places without memory along the last axis, where they agree: a join writes them all out."""
     if places.ndim < 2 or places.stride(-1) == 0 or bool((places != places[..., :1]).any()):
         return places
     return places[..., :1].clone().expand(places.shape)
 
 
+def images_in_order(places: Tensor | None, batch: int) -> bool:
+    """Whether image i fills the i-th of `batch` equal parts of the first axis; assumed where places are unknown."""
+    if places is None or batch == 1:
+        return True
+    if len(places) % batch:
+        return False
+    for axis in range(1, places.ndim):
+        if places.stride(axis) == 0:
+            places = places.narrow(axis, 0, 1)
+    owner = torch.where(places == NOWHERE, NOWHERE, places >> _IMAGE).flatten(1)
+    wanted = torch.arange(batch).repeat_interleave(len(places) // batch)[:, None]
+    return bool(((owner == wanted) | (owner == NOWHERE)).all())
+
+
 def layout(places: Tensor | None) -> Layout | None:
     """The token layout in the places of a sequence `[B, N, D]`: one grid, complete, row by row, without a gap."""
-    if places is None or places.ndim != 3 or (places.stride(-1) and bool((places[..., :1] != places).any())):
+    if places is None or places.ndim != 3 or not images_in_order(places, len(places)):
         return None
-    if bool((places[..., 0] != places[0, :, 0]).any()):
+    if places.stride(-1) and bool((places != places[..., :1]).any()):
+        return None
+    cells = torch.where(places[..., 0] == NOWHERE, NOWHERE, places[..., 0] & (1 << _IMAGE) - 1)
+    if bool((cells != cells[0]).any()):
         return None  # another order in each image
-    codes = [int(code) for code in places[0, :, 0]]
+    codes = cells[0].tolist()
     inside = [i for i, code in enumerate(codes) if code != NOWHERE]
     if not inside:
         return None
-    offset, grid = inside[0], codes[inside[0]] >> _CELL_BITS
-    height, width = grid >> 16, grid & (1 << 16) - 1
-    wanted = [(grid << _CELL_BITS) + cell for cell in range(height * width)]
+    offset, grid = inside[0], codes[inside[0]] >> _CELL
+    height, width = grid >> _SIDE, grid & (1 << _SIDE) - 1
+    wanted = [(grid << _CELL) + cell for cell in range(height * width)]
     return Layout((height, width), offset, len(codes)) if codes[offset : inside[-1] + 1] == wanted else None

@@ -41,13 +41,14 @@ class Recorder:
         self._ancestry: list[tuple[int, int]] = []
         self._bits: dict[int, int] = {}
         self._projections: dict[int, Tensor] = {}
-        # Attentions to which something else was added before their residual sum.
+        # Attentions to which something else was added before their residual sum, and those that mix images.
         self._joined: set[int] = set()
+        self._mixed: list[str] = []
         # Own bit and path of each softmax over tokens, and the bits of those that met their values.
         self._softmaxes: list[tuple[int, str]] = []
         self._met: set[int] = set()
         self._blocks: list[tuple[_Sum, int, Block]] = []
-        self._last: list[tuple[int, Activation]] = []
+        self._last: list[tuple[int, int, Activation]] = []
         # Of each operation on several varying tensors: its own bit, and the ancestors of each.
         self._meetings: list[tuple[int, list[int]]] = []
 
@@ -62,6 +63,7 @@ class Recorder:
             repeats = query.shape[-3] // key.shape[-3]
             key, values = key.repeat_interleave(repeats, -3), values.repeat_interleave(repeats, -3)
         edge = Activation.of(out).edge
+        self._check_images(path, given["value"])
         out, query, key, values = (t.detach() for t in (out, query, key, values))
         if out.ndim == 3:  # [B, N, d] is one head
             out, query, key, values = (t[:, None] for t in (out, query, key, values))
@@ -85,6 +87,7 @@ class Recorder:
         ancestry = self._marks.ancestors(weights), self._marks.ancestors(values)
         met = [bit for bit, _ in self._softmaxes if bit & ancestry[0]]
         self._met.update(met[-1:])
+        self._check_images(path, values)
         parts = [out.detach(), values.detach(), weights.detach()]
         if out.ndim == 3:
             # [B H, N, d] has its heads folded into the batch, image by image; [B, N, d] is one head.
@@ -92,6 +95,10 @@ class Recorder:
             parts = [part.unflatten(0, (-1, heads)) for part in parts]
         activation = Activation(parts[0], Activation.of(out).edge)
         self._add(Attention(path, activation, parts[1], weights=parts[2]), ancestry, result)
+
+    def _check_images(self, path: str, values: Tensor) -> None:
+        if not places.images_in_order(self._marks.place(values), self._batch):
+            self._mixed.append(path)
 
     def _add(self, attention: Attention, ancestry: tuple[int, int], result: Mark) -> None:
         result.open = result.open | {len(self._attentions)}
@@ -128,10 +135,10 @@ class Recorder:
         mark = self._marks.of(z)
         assert mark is not None
         mark.open = mark.open - set(found.opened)
-        self._last.append((mark.own, Activation.of(z)))
+        self._last.append((mark.own, mark.ancestors, Activation.of(z)))
         attentions = tuple(self._attentions[i] for i in found.opened)
         projection = self._projections.get(found.opened[0])
-        block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][1], projection)
+        block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][2], projection)
         self._blocks.append((found, mark.own, block))
 
     # -- everything else -----------------------------------------------------------------------------------------------
@@ -150,31 +157,20 @@ class Recorder:
                 if heads.ndim == 4 and weight.shape[-1] == heads.shape[1] * heads.shape[3]:
                     self._projections[i] = weight.detach()
         elif name in ADDITIONS and self._last:
-            self._advance(args, out)
+            # Where both operands come from the current tokens, the sum of an MLP makes the next ones.
+            current, _, tokens = self._last[-1]
+            if out.shape == tokens.value.shape and all(self._marks.ancestors(t) & current for t in args[:2]):
+                self._last.append((own, self._marks.ancestors(out), Activation.of(out)))
 
     def meeting(self, out: Tensor, ancestors: list[int]) -> None:
         """An operation on several tensors that depend on the image."""
         self._meetings.append((self._marks.own(out), ancestors))
 
-    def _advance(self, args: Any, out: Tensor) -> None:
-        """The sum of an MLP makes the next tokens.
-
-        Both operands come from the current ones, or one is these and the other something that they did not come from.
-        """
-        current, tokens = self._last[-1]
-        marks = [mark for mark in map(self._marks.of, args[:2]) if mark is not None and mark.ancestors]
-        if len(marks) != 2 or out.shape != tokens.value.shape:
-            return
-        (old,) = [m for m in marks if m.own == current][:1] or (None,)
-        new = marks[1] if old is marks[0] else marks[0]
-        if all(m.ancestors & current for m in marks) or (old is not None and not new.own & old.ancestors):
-            self._last.append((self._marks.own(out), Activation.of(out)))
-
     def record(self, scores: Tensor) -> Record:
         """What the scores depend on; a model may have computed more."""
         reached = self._marks.ancestors(scores)
         blocks = [known for known in self._blocks if known[1] & reached]
-        last, tokens = next((known for known in reversed(self._last) if known[0] & reached), (0, None))
+        last, of_last, tokens = next((known for known in reversed(self._last) if known[0] & reached), (0, 0, None))
         layouts = [places.layout(found.skip.place) for found, _, _ in blocks]
         return Record(
             attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
@@ -182,11 +178,15 @@ class Recorder:
             last=tokens,
             layout=layouts[0] if layouts and all(one == layouts[0] for one in layouts) else None,
             batch=self._batch,
-            obstacle=self._obstacle(blocks, last, reached),
+            obstacle=self._obstacle(blocks, last, of_last, reached),
         )
 
-    def _obstacle(self, blocks: list[tuple[_Sum, int, Block]], last: int, reached: int) -> str | None:
+    def _obstacle(self, blocks: list[tuple[_Sum, int, Block]], last: int, of_last: int, reached: int) -> str | None:
         """Why a walk from the last tokens through the blocks would miss a part of the model."""
+        if not blocks:
+            return None
+        if self._mixed:
+            return f"the attention {self._mixed[0]!r} does not keep the images in order along its first axis"
         for found, _, block in blocks:
             if self._joined.intersection(found.opened):
                 return f"something else is added to the attention {block.path!r} before its residual sum"
@@ -196,7 +196,11 @@ class Recorder:
         lost = [path for bit, path in self._softmaxes if bit & reached and bit < last and bit not in self._met]
         if lost:
             return f"the softmax in {lost[0]!r} meets its values where the pass cannot follow it"
+        ends = [*(found.skip.ancestors for found, _, _ in blocks[1:]), of_last]
         for own, ancestors in self._meetings:
             if own & reached and own > last and len({bool(a & last) for a in ancestors}) > 1:
                 return "the scores read more than the last tokens"
+            for (_, z, block), end in zip(blocks, ends, strict=True):
+                if own & end and own > z and not all(a & z for a in ancestors):
+                    return f"something that goes around the block {block.path!r} joins behind it"
         return None

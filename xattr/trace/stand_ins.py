@@ -26,6 +26,8 @@ class StandIns:
         self._where = where
         # The originals are kept too, so that their ids are not given to others.
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        # Other names of older tensors, by `.data` and `.detach()`: what they name.
+        self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor to work on.
@@ -40,6 +42,8 @@ class StandIns:
             return tensor
         if id(tensor) in self._copies:
             return self._copies[id(tensor)][1]
+        if self._copies and id(self._named(tensor)) in self._copies:
+            raise self._aliased(tensor)  # it still holds what was there before the write
         if tensor.requires_grad:
             if not tensor.is_leaf and _reaches(tensor, self._roots):
                 raise self._unseen(tensor)
@@ -50,15 +54,12 @@ class StandIns:
         """Before an in-place write: make a private copy of what is older than the pass.
 
         Raises:
-            UnseenError: it is a view, whose base would have to be copied too.
+            UnseenError: it is a view or another name, so that a copy would not reach the tensor itself.
         """
         if self._marks.of(tensor) is not None:
             return
-        if tensor._is_view() and self._marks.of(tensor._base) is None:
-            raise UnseenError(
-                f"{self._where()} writes through a view into a tensor {list(tensor.shape)} older than this pass; "
-                f"observing it would change the model."
-            )
+        if self._named(tensor) is not tensor and self._marks.of(self._named(tensor)) is None:
+            raise self._aliased(tensor)
         if id(tensor) not in self._copies:
             copy = tensor.detach().clone()
             self._marks.put(copy, Mark())
@@ -66,12 +67,27 @@ class StandIns:
 
     def are_shared(self, name: str, result: Tensor, sources: list[Tensor]) -> bool:
         """Whether a result shares its memory with a tensor that is older than the pass."""
-        if name in ("data", "detach"):
-            return any(self._marks.of(source) is None for source in sources)
+        if self._marks.of(result) is None and any(result is source for source in sources):
+            return True
+        if name in ("data", "detach") and self._marks.of(sources[0]) is None:
+            self._aliases[id(result)] = (result, self._named(sources[0]))
+            return True
         base = result._base if result._is_view() else None
         if base is None or self._marks.of(base) is not None:
             return False
         return any(base is source or (source._is_view() and base is source._base) for source in sources)
+
+    def _named(self, tensor: Tensor) -> Tensor:
+        """The tensor that a view or an alias shows."""
+        if id(tensor) in self._aliases:
+            return self._aliases[id(tensor)][1]
+        return tensor._base if tensor._is_view() and tensor._base is not None else tensor
+
+    def _aliased(self, tensor: Tensor) -> UnseenError:
+        return UnseenError(
+            f"{self._where()} writes into a tensor {list(tensor.shape)} older than this pass, which it also reaches by "
+            f"a view or by .data; observing it would change the model, or miss the write."
+        )
 
     def _unseen(self, tensor: Tensor) -> UnseenError:
         return UnseenError(

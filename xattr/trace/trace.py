@@ -16,7 +16,9 @@ from .errors import UnseenError
 from .functions import (
     ADDITIONS,
     ARITHMETIC,
+    BY_FIRST,
     COMPOSITES,
+    CONSTANTS,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
     MOVES,
@@ -61,7 +63,7 @@ class Trace(TorchFunctionMode):
         self._tensors = StandIns(self._marks, roots, self._where)
         self.stand_ins = tuple(root.clone() for root in roots)
         for copy in self.stand_ins:
-            self._marks.put_new(copy)
+            self._marks.put_new(copy, place=places.of_picture(copy) if record else None)
 
     def __enter__(self) -> Trace:
         self._modules.__enter__()
@@ -102,8 +104,9 @@ class Trace(TorchFunctionMode):
         args, kwargs = in_evaluation(
             func, replace_tensors(args, self._tensors.of), replace_tensors(kwargs, self._tensors.of)
         )
-        result, sources = Mark(), list(tensors_in((args, kwargs)))
-        for mark in map(self._marks.of, sources):
+        sources = list(tensors_in((args, kwargs)))
+        result, counted = Mark(), [] if name in CONSTANTS else sources[:1] if name in BY_FIRST else sources
+        for mark in map(self._marks.of, counted):
             if mark is not None and mark.ancestors:
                 result.ancestors |= mark.ancestors
                 result.open |= mark.open
@@ -128,7 +131,8 @@ class Trace(TorchFunctionMode):
             )
         recorder = self._recorder
         residual = recorder.residual(args, kwargs, target) if recorder is not None and name in ADDITIONS else None
-        ancestors = [found for found in map(self._marks.ancestors, sources) if found]
+        counted = sources[:1] if name in BY_FIRST else sources
+        ancestors = [found for found in map(self._marks.ancestors, counted) if found]
         # Places are carried before an in-place operation gives its target another mark.
         place_of = {id(source): self._marks.place(source) for source in sources}
         out = self._run(func, name, args, kwargs, result, target)
@@ -141,6 +145,7 @@ class Trace(TorchFunctionMode):
             written = self._marks.of(tensor._base) if target is not None and tensor._is_view() else None
             if written is not None:
                 written.ancestors |= result.ancestors
+                written.has_gradient, written.place = True, None
         if recorder is not None and outputs:
             recorder.follow(name, self._modules.path(), args, kwargs, outputs[0], result)
             if residual is not None:
@@ -157,7 +162,7 @@ class Trace(TorchFunctionMode):
             return self._explicit_attention(func, args, kwargs, result)
         constant_rest = not any(map(self._marks.varies, args[1:]))
         result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
-        keeps_gate = name in MOVES or name in KEEPS_SOFT or (name in ARITHMETIC and constant_rest)
+        keeps_gate = name in MOVES | BY_FIRST | KEEPS_SOFT or (name in ARITHMETIC and constant_rest)
         result.gate = is_gate(name, args) or (first.gate and keeps_gate)
         rule = self._rules.operations.get(rule_name(name))
         if rule is None:
@@ -174,9 +179,8 @@ class Trace(TorchFunctionMode):
     ) -> list[Tensor | None]:
         if self._recorder is None:
             return [None] * len(outputs)
-        if name == "conv2d" and outputs[0].ndim == 4:
-            return [places.of_convolution(outputs[0])]
-        return places.carried(func, name, args, kwargs, outputs, lambda value: place_of.get(id(value)))
+        place: places.Lookup = lambda value: place_of.get(id(value))
+        return places.carried(func, name, args, kwargs, outputs, place, self._marks.varies)
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
