@@ -29,7 +29,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from xattr.datasets import MODELS, SEEDS, Scenes, digit_scenes, pair_scenes, untrained_model  # noqa: E402
+from xattr.datasets import MODELS, SEEDS, Scenes, cell_masks, digit_scenes, pair_scenes, untrained_model  # noqa: E402
 from xattr.datasets.scenes import CELL, SIZE  # noqa: E402
 
 RECIPE: dict[str, Any] = {
@@ -145,9 +145,7 @@ def predict(model: torch.nn.Module, images: Tensor) -> Tensor:
 
 def cover(scenes: Scenes, cells: Tensor) -> Tensor:
     """The images with one cell each set to 0."""
-    number = torch.arange(SIZE) // CELL
-    grid = number[:, None] * (SIZE // CELL) + number[None, :]  # [24, 24], the cell of each pixel
-    return scenes.images * (grid != cells[:, None, None])[:, None]
+    return scenes.images * ~cell_masks(cells)
 
 
 def shuffled_cells(scenes: Scenes, generator: torch.Generator) -> Tensor:

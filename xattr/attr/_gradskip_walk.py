@@ -13,7 +13,7 @@ from ..trace import Block, Inputs, Layout, Target, gradients, observe
 from ..trace.outputs import resolve
 from ..trace.record import image_chunks
 from . import _gradskip_steps as steps
-from ._map import Upsample, dot, finish, result_dtype, tokens_read, walk_start, warn_if_zero
+from ._map import Upsample, dot, finish, result_dtype, tokens_read, walk_start
 from .gradskip_settings import GradSkipSettings
 
 
@@ -82,10 +82,9 @@ def walk(
         )
         g_last, g_z, g_out = found[0], found[1 : depth + 1], found[depth + 1 : 2 * depth + 1]
         g_x = dict(zip(needs_x, found[2 * depth + 1 :], strict=True))
-        warn_if_zero(g_last)
         top, tokens = walk_start(record, layout, g_last, skip_prefix=not include)
         at_start = dot(tokens, g_last if top == depth else g_x[depth - 1])
-        start = _start(at_start, tokens_read(g_last), layout, settings).to(result_dtype(image))
+        start = _start(at_start, g_last, layout, settings).to(result_dtype(image))
         blocks = range(settings.first_layer - 1, top)
         R, kept = start, []
         for l in reversed(blocks):
@@ -127,7 +126,7 @@ def _stack(layers: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(full)
 
 
-def _start(at_start: Tensor, read: Tensor, layout: Layout, settings: GradSkipSettings) -> Tensor:
+def _start(at_start: Tensor, g_last: Tensor, layout: Layout, settings: GradSkipSettings) -> Tensor:
     """Relevance of the tokens in the walk, `[B, P]`, before the last walked block."""
     if settings.prefix_tokens == "exclude":
         patches = at_start[:, layout.patches]
@@ -135,7 +134,7 @@ def _start(at_start: Tensor, read: Tensor, layout: Layout, settings: GradSkipSet
     if settings.start == "uniform":
         return torch.full_like(at_start, 1 / at_start.shape[1])
     on_prefix = torch.zeros_like(at_start)
-    on_prefix[:, layout.prefix] = read[:, layout.prefix].to(at_start.dtype)
+    on_prefix[:, layout.prefix] = tokens_read(g_last)[:, layout.prefix].to(at_start.dtype)
     count = on_prefix.sum(1, keepdim=True)
     otherwise = at_start
     if settings.start == "cls":

@@ -89,6 +89,7 @@ def walk_start(record: Record, layout: Layout, last_gradient: Tensor, skip_prefi
     Behind the last block of a class-token model no gradient reaches a patch; the walk then begins one block earlier, at
     the tokens that the last block reads.
     """
+    warn_if_zero(last_gradient)
     depth = len(record.blocks)
     assert record.last is not None
     if skip_prefix and reads_prefix(tokens_read(last_gradient), layout):

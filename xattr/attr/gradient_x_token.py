@@ -82,6 +82,5 @@ class GradientXToken(MapAttribution):
             warn_if_zero(at_block)
             return dot(x, at_block)
         last, before = gradients(score, [record.last, record.blocks[-1].x])
-        warn_if_zero(last)
         top, tokens = walk_start(record, layout, last, skip_prefix=True)
         return dot(tokens, last if top == len(record.blocks) else before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import captum.attr
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..trace import Inputs, Target, gradients, observe
 from ..trace.outputs import resolve, select
+from ..trace.record import chunks
+from ._map import result_dtype
 
 __all__ = ["IntegratedGradients"]
 
@@ -96,7 +98,7 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
         scores = _scores(self.forward_func, checked.tensors, additional_forward_args, size)
         target = resolve(target, scores)
         total: list[tuple[Tensor, ...]] = []
-        for part in _parts(count, size):
+        for part in chunks(count, size):
             tensors, starts, wanted, extra = (
                 _take(value, part, count) for value in (checked.tensors, baselines, target, additional_forward_args)
             )
@@ -106,7 +108,7 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
                 )
             )
         joined = tuple(torch.cat(parts) for parts in zip(*total, strict=True))
-        dtype = torch.float64 if checked.tensors[0].dtype == torch.float64 else torch.float32
+        dtype = result_dtype(checked.tensors[0])
         result: Any = tuple(part.detach().to(dtype) for part in joined)
         result = result if checked.is_tuple else result[0]
         if not return_convergence_delta:
@@ -152,13 +154,9 @@ def _scores(forward_func: Callable[..., Any], tensors: tuple[Tensor, ...], extra
             observe(
                 forward_func, Inputs(_take(tensors, part, count)), _take(extra, part, count), record=False
             ).scores.detach()
-            for part in _parts(count, size)
+            for part in chunks(count, size)
         ]
     )
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(count, start + size)) for start in range(0, count, size))
 
 
 def _take(value: Any, part: slice, count: int) -> Any:

@@ -37,7 +37,8 @@ CONSTANTS = frozenset(
 KEEPS_SOFT = frozenset(
     "dropout to type type_as float half bfloat16 double contiguous clone view reshape expand masked_fill".split()
 )
-# What a gate passes through on its way to what it scales, if the other operands are constants.
+# What a gate passes through on its way to what it scales; the second if the other operands are constants.
+KEEPS_GATE = MOVES | BY_FIRST | KEEPS_SOFT
 ARITHMETIC = frozenset(
     "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__".split()
 )

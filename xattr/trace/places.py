@@ -129,7 +129,7 @@ def images_in_order(places: Tensor | None, batch: int) -> bool:
         if places.stride(axis) == 0:
             places = places.narrow(axis, 0, 1)
     owner = torch.where(places == NOWHERE, NOWHERE, places >> _IMAGE).flatten(1)
-    wanted = torch.arange(batch).repeat_interleave(len(places) // batch)[:, None]
+    wanted = torch.arange(batch, device="cpu").repeat_interleave(len(places) // batch)[:, None]
     return bool(((owner == wanted) | (owner == NOWHERE)).all())
 
 

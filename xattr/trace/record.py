@@ -208,28 +208,30 @@ class Record:
 
 def image_chunks(count: int, bytes_each: int, budget: int) -> Iterator[slice]:
     """Slices of images that keep what is computed for them at once within `budget` bytes."""
-    step = max(1, int(budget // max(1, bytes_each)))
-    for start in range(0, count, step):
-        yield slice(start, min(count, start + step))
+    return chunks(count, max(1, int(budget // max(1, bytes_each))))
+
+
+def chunks(count: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` that cover `count`."""
+    return (slice(start, min(count, start + size)) for start in range(0, count, size))
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor
 
 
-def gradients(score: Tensor, places: list[Activation], keep: bool = False) -> list[Tensor]:
+def gradients(score: Tensor, places: list[Activation]) -> list[Tensor]:
     """Gradients of the summed score at several places in one backward; zeros where nothing arrives.
 
     Args:
         score: one number per image, `[B]`; images do not interact in evaluation mode, so the sum serves all at once.
         places: where to read the gradient.
-        keep: keep the graph for another call.
     """
     reached: list[Any] = [place.edge for place in places if place.edge is not None]
     # The caller may have switched gradients off; the graph of the score exists all the same.
     with torch.inference_mode(False), torch.enable_grad():
         total = score.sum()
-    found = iter(torch.autograd.grad(total, reached, allow_unused=True, retain_graph=keep) if reached else ())
+    found = iter(torch.autograd.grad(total, reached, allow_unused=True) if reached else ())
     result = [None if place.edge is None else next(found) for place in places]
     # Heads that are folded into the batch have their gradient in that shape.
     return [

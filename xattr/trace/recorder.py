@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,13 @@ class Recorder:
     Args:
         marks: the marks of the pass.
         batch: number of images.
+        path: path of the module that is running.
     """
 
-    def __init__(self, marks: Marks, batch: int) -> None:
+    def __init__(self, marks: Marks, batch: int, path: Callable[[], str]) -> None:
         self._marks = marks
         self._batch = batch
+        self._path = path
         self._attentions: list[Attention] = []
         # Of each attention: ancestors of its map and of its values; its own bit; the linear map behind it.
         self._ancestry: list[tuple[int, int]] = []
@@ -54,7 +57,7 @@ class Recorder:
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
-    def fused_attention(self, path: str, given: dict[str, Any], out: Tensor, result: Mark) -> None:
+    def fused_attention(self, given: dict[str, Any], out: Tensor, result: Mark) -> None:
         """An attention of queries, keys and values in one call."""
         query, key, values, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         of_map = self._marks.ancestors(query) | self._marks.ancestors(key) | self._marks.ancestors(mask)
@@ -63,14 +66,14 @@ class Recorder:
             repeats = query.shape[-3] // key.shape[-3]
             key, values = key.repeat_interleave(repeats, -3), values.repeat_interleave(repeats, -3)
         edge = Activation.of(out).edge
-        self._check_images(path, given["value"])
+        self._check_images(given["value"])
         out, query, key, values = (t.detach() for t in (out, query, key, values))
         if out.ndim == 3:  # [B, N, d] is one head
             out, query, key, values = (t[:, None] for t in (out, query, key, values))
             mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
         scale = given.get("scale")
         attention = Attention(
-            path,
+            self._path(),
             Activation(out, edge),
             values,
             query=query,
@@ -82,23 +85,23 @@ class Recorder:
         )
         self._add(attention, ancestry, result)
 
-    def explicit_attention(self, path: str, weights: Tensor, values: Tensor, out: Tensor, result: Mark) -> None:
+    def explicit_attention(self, weights: Tensor, values: Tensor, out: Tensor, result: Mark) -> None:
         """A softmax that meets its values in a matrix product."""
         ancestry = self._marks.ancestors(weights), self._marks.ancestors(values)
         met = [bit for bit, _ in self._softmaxes if bit & ancestry[0]]
         self._met.update(met[-1:])
-        self._check_images(path, values)
+        self._check_images(values)
         parts = [out.detach(), values.detach(), weights.detach()]
         if out.ndim == 3:
             # [B H, N, d] has its heads folded into the batch, image by image; [B, N, d] is one head.
             heads = len(out) // self._batch if len(out) % self._batch == 0 else 1
             parts = [part.unflatten(0, (-1, heads)) for part in parts]
         activation = Activation(parts[0], Activation.of(out).edge)
-        self._add(Attention(path, activation, parts[1], weights=parts[2]), ancestry, result)
+        self._add(Attention(self._path(), activation, parts[1], weights=parts[2]), ancestry, result)
 
-    def _check_images(self, path: str, values: Tensor) -> None:
+    def _check_images(self, values: Tensor) -> None:
         if not places.images_in_order(self._marks.place(values), self._batch):
-            self._mixed.append(path)
+            self._mixed.append(self._path())
 
     def _add(self, attention: Attention, ancestry: tuple[int, int], result: Mark) -> None:
         result.open = result.open | {len(self._attentions)}
@@ -143,13 +146,13 @@ class Recorder:
 
     # -- everything else -----------------------------------------------------------------------------------------------
 
-    def follow(self, name: str, path: str, args: Any, kwargs: Any, out: Tensor, result: Mark) -> None:
+    def follow(self, name: str, args: Any, kwargs: Any, out: Tensor, result: Mark) -> None:
         """Any operation: what the record learns from it."""
         own = self._marks.own(out)
         for i in result.open - self._bits.keys():
             self._bits[i] = own
         if result.soft and name == "softmax":
-            self._softmaxes.append((own, path))
+            self._softmaxes.append((own, self._path()))
         elif name == "linear":
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             for i in result.open - self._projections.keys():

@@ -19,9 +19,9 @@ from .functions import (
     BY_FIRST,
     COMPOSITES,
     CONSTANTS,
+    KEEPS_GATE,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
-    MOVES,
     in_evaluation,
     is_gate,
     is_softmax_over_keys,
@@ -58,8 +58,8 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self._rules = rules
         self._marks = Marks()
-        self._recorder = Recorder(self._marks, len(roots[0])) if record else None
         self._modules = ModuleWatch()
+        self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path) if record else None
         self._tensors = StandIns(self._marks, roots, self._where)
         self.stand_ins = tuple(root.clone() for root in roots)
         for copy in self.stand_ins:
@@ -105,13 +105,10 @@ class Trace(TorchFunctionMode):
             func, replace_tensors(args, self._tensors.of), replace_tensors(kwargs, self._tensors.of)
         )
         sources = list(tensors_in((args, kwargs)))
-        result, counted = Mark(), [] if name in CONSTANTS else sources[:1] if name in BY_FIRST else sources
-        for mark in map(self._marks.of, counted):
-            if mark is not None and mark.ancestors:
-                result.ancestors |= mark.ancestors
-                result.open |= mark.open
-        if result.ancestors:
-            out = self._observed(func, name, args, kwargs, result, target, sources)
+        counted = [] if name in CONSTANTS else sources[:1] if name in BY_FIRST else sources
+        origins = [mark for mark in map(self._marks.of, counted) if mark is not None and mark.ancestors]
+        if origins:
+            out = self._observed(func, name, args, kwargs, origins, target, sources)
         else:
             out = func(*args, **kwargs)
             for tensor in tensors_in(out):
@@ -121,7 +118,7 @@ class Trace(TorchFunctionMode):
         return original if target is not None and out is target else out
 
     def _observed(
-        self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any, sources: list[Tensor]
+        self, func: Any, name: str, args: Any, kwargs: Any, origins: list[Mark], target: Any, sources: list[Tensor]
     ) -> Any:
         """An operation on something that depends on the image."""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -129,15 +126,20 @@ class Trace(TorchFunctionMode):
                 f"{self._where()} calls {func} directly, as an exported or lowered graph does; the rules cannot follow "
                 f"that. Explain the original model."
             )
-        recorder = self._recorder
+        result, recorder = Mark(), self._recorder
+        for mark in origins:
+            result.ancestors |= mark.ancestors
+            result.open |= mark.open
+        ancestors = [mark.ancestors for mark in origins]
         residual = recorder.residual(args, kwargs, target) if recorder is not None and name in ADDITIONS else None
-        counted = sources[:1] if name in BY_FIRST else sources
-        ancestors = [found for found in map(self._marks.ancestors, counted) if found]
-        # Places are carried before an in-place operation gives its target another mark.
-        place_of = {id(source): self._marks.place(source) for source in sources}
         out = self._run(func, name, args, kwargs, result, target)
         outputs = list(tensors_in(out if target is None else target))
-        carried = self._places(func, name, args, kwargs, outputs, place_of)
+        # Places are carried before an in-place operation gives its target another mark.
+        carried = (
+            places.carried(func, name, args, kwargs, outputs, self._marks.place, self._marks.varies)
+            if recorder is not None
+            else [None] * len(outputs)
+        )
         for tensor, place in zip(outputs, carried, strict=True):
             if self._tensors.are_shared(name, tensor, sources):
                 continue  # a constant of the model seen through the shape of an activation
@@ -147,7 +149,7 @@ class Trace(TorchFunctionMode):
                 written.ancestors |= result.ancestors
                 written.has_gradient, written.place = True, None
         if recorder is not None and outputs:
-            recorder.follow(name, self._modules.path(), args, kwargs, outputs[0], result)
+            recorder.follow(name, args, kwargs, outputs[0], result)
             if residual is not None:
                 recorder.close(residual, outputs[0])
             elif len(ancestors) > 1:
@@ -160,10 +162,10 @@ class Trace(TorchFunctionMode):
             return self._fused_attention(func, args, kwargs, result)
         if first.soft and name in MATRIX_PRODUCTS and self._marks.varies(args[1]):
             return self._explicit_attention(func, args, kwargs, result)
-        constant_rest = not any(map(self._marks.varies, args[1:]))
         result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
-        keeps_gate = name in MOVES | BY_FIRST | KEEPS_SOFT or (name in ARITHMETIC and constant_rest)
-        result.gate = is_gate(name, args) or (first.gate and keeps_gate)
+        result.gate = is_gate(name, args) or (
+            first.gate and (name in KEEPS_GATE or (name in ARITHMETIC and not any(map(self._marks.varies, args[1:]))))
+        )
         rule = self._rules.operations.get(rule_name(name))
         if rule is None:
             return func(*args, **kwargs)
@@ -173,14 +175,6 @@ class Trace(TorchFunctionMode):
         self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
         func, args, kwargs = without_overwriting(func, name, (aside, *args[1:]), kwargs)
         return target.copy_(rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate)))
-
-    def _places(
-        self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[Tensor], place_of: dict[int, Tensor | None]
-    ) -> list[Tensor | None]:
-        if self._recorder is None:
-            return [None] * len(outputs)
-        place: places.Lookup = lambda value: place_of.get(id(value))
-        return places.carried(func, name, args, kwargs, outputs, place, self._marks.varies)
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
@@ -193,14 +187,14 @@ class Trace(TorchFunctionMode):
             held["attn_mask"] = scaled(given["attn_mask"], on_map)
         out = func(**{**given, **held, "value": scaled(given["value"], on_value)})
         if self._recorder is not None:
-            self._recorder.fused_attention(self._modules.path(), given, out, result)
+            self._recorder.fused_attention(given, out, result)
         return out
 
     def _explicit_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
         on_map, on_value = self._rules.attention
         out = func(scaled(args[0], on_map), scaled(args[1], on_value), **kwargs)
         if self._recorder is not None and out.ndim > 2:
-            self._recorder.explicit_attention(self._modules.path(), args[0], args[1], out, result)
+            self._recorder.explicit_attention(args[0], args[1], out, result)
         return out
 
     # -- results -------------------------------------------------------------------------------------------------------
