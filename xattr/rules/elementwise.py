@@ -1,4 +1,4 @@
-"""Activations as an input times a constant gate, and products and quotients of two activations."""
+"""Activations as an input times a constant gate, `f(x) = x [f(x) / x]_constant`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .operation import Operation, Rule, scaled
+from .._nested import tensors_in
+from .operation import Operation, Rule
 
 
 class _ConstantGate(torch.autograd.Function):
@@ -37,6 +38,24 @@ def gated(gate: Callable[[Tensor], Tensor]) -> Rule:
     return rule
 
 
+def by_ratio(at_zero: float) -> Rule:
+    """The rule of an activation with `f(0) = 0`: the gate is `f(x) / x`, and `at_zero` where x is 0."""
+
+    def rule(op: Operation) -> Tensor:
+        gate = lambda x: torch.where(x == 0, at_zero, op.run(x) / x)
+        return _ConstantGate.apply(op.args[0], op.run, gate)
+
+    return rule
+
+
+def bounded(op: Operation) -> Any:
+    """ReLU6, hardtanh, clamp: a gate `f(x) / x` if 0 stays 0, else piecewise affine, where a bound is a bias."""
+    given = list(tensors_in((op.args[1:], op.kwargs)))
+    if given or float(op.run(torch.zeros(()))) != 0:
+        return op.run()
+    return by_ratio(0.0)(op)
+
+
 def gelu(op: Operation) -> Tensor:
     """GELU, exact or by tanh."""
     tanh = op.argument(1, "approximate", "none") == "tanh"
@@ -60,22 +79,3 @@ def glu(op: Operation) -> Tensor:
 silu = gated(torch.sigmoid)
 mish = gated(lambda x: torch.tanh(F.softplus(x)))
 hardswish = gated(F.hardsigmoid)
-
-
-def multiply(op: Operation) -> Any:
-    """A product of two activations: a gate (sigmoid, tanh, erf, rsqrt) is constant, else each factor gets half.
-
-    `a * b` of two complete functions has a FullGrad sum of twice its value; half of the gradient mends it.
-    """
-    a, b = op.args[0], op.argument(1, "other")
-    if not (op.varies(a) and op.varies(b)):
-        return op.run()
-    if op.is_gate(a) != op.is_gate(b):
-        return op.run(*((a.detach(), b) if op.is_gate(a) else (a, b.detach())))
-    return scaled(op.run(), 0.5)
-
-
-def divide(op: Operation) -> Any:
-    """A quotient: the denominator is constant."""
-    a, b = op.args[0], op.argument(1, "other")
-    return op.run(a, b.detach()) if op.varies(b) else op.run()

@@ -69,9 +69,25 @@ def group_norm(op: Operation) -> Tensor:
     weight, bias, eps = op.argument(2, "weight"), op.argument(3, "bias"), op.argument(4, "eps", 1e-5)
     grouped = x.reshape(len(x), groups, -1)
     y = _ConstantDenominator.apply(grouped, [grouped.shape[-1]], None, None, eps, True).view_as(x)
-    per_channel = (1, -1) + (1,) * (x.ndim - 2)
-    y = y if weight is None else y * weight.view(per_channel)
-    return y if bias is None else y + bias.view(per_channel)
+    y = y if weight is None else y * per_channel(weight, x)
+    return y if bias is None else y + per_channel(bias, x)
+
+
+def affine(op: Operation) -> tuple[Tensor, Tensor] | None:
+    """Scale and shift of each channel of a batch norm in evaluation; `None` where it normalises by its batch."""
+    mean, var = op.argument(1, "running_mean"), op.argument(2, "running_var")
+    weight, bias, eps = op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
+    if op.func is torch.batch_norm:  # another order than F.batch_norm
+        weight, bias, mean, var = mean, var, weight, bias
+    if mean is None or var is None:
+        return None
+    scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
+    return scale, -mean * scale if bias is None else bias - mean * scale
+
+
+def per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One value for each channel, broadcastable to `x`."""
+    return values.view(1, -1, *(1,) * (x.ndim - 2)).to(x.dtype)
 
 
 def batch_norm(op: Operation) -> Any:
@@ -80,16 +96,22 @@ def batch_norm(op: Operation) -> Any:
     The same in every rule set: torch's own CPU backward is wrong for one image whose gradient arrives token by token,
     as it does behind every convolution stem of a transformer (found in torch 2.14.1).
     """
-    x, mean, var = op.args[0], op.argument(1, "running_mean"), op.argument(2, "running_var")
-    weight, bias, eps = op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
-    if op.func is torch.batch_norm:  # another order than F.batch_norm
-        weight, bias, mean, var = mean, var, weight, bias
-    if mean is None or var is None:
-        return op.run()
-    scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
-    shift = -mean * scale if bias is None else bias - mean * scale
-    per_channel = (1, -1) + (1,) * (x.ndim - 2)
-    return x * scale.view(per_channel).to(x.dtype) + shift.view(per_channel).to(x.dtype)
+    found = affine(op)
+    if found is None:
+        return NotImplemented
+    x = op.args[0]
+    scale, shift = (per_channel(part, x) for part in found)
+    return x * scale + shift
+
+
+def instance_norm(op: Operation) -> Any:
+    """InstanceNorm with a constant denominator, or batch norm if it uses running statistics."""
+    if not op.argument(5, "use_input_stats", True):
+        return batch_norm(op)
+    x, weight, bias, eps = op.args[0], op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
+    y = _ConstantDenominator.apply(x.flatten(2), [x[0, 0].numel()], None, None, eps, True).view_as(x)
+    y = y if weight is None else y * per_channel(weight, x)
+    return y if bias is None else y + per_channel(bias, x)
 
 
 def normalize(op: Operation) -> Tensor:

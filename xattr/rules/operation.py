@@ -9,13 +9,15 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from .._nested import replace_tensors
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call of a torch function in a pass.
 
     Attributes:
-        func: the function, with its arguments.
+        func: the function.
         args: positional arguments.
         kwargs: keyword arguments.
         varies: whether a value depends on the image (constants of the model do not).
@@ -36,6 +38,10 @@ class Operation:
         """The operation as it is, with the leading arguments replaced by `args`."""
         return self.func(*args, *self.args[len(args) :], **self.kwargs)
 
+    def replaced(self, change: Callable[[Tensor], Tensor]) -> Any:
+        """The operation on changed tensors."""
+        return self.func(*replace_tensors(self.args, change), **replace_tensors(self.kwargs, change))
+
 
 Rule: TypeAlias = Callable[[Operation], Any]
 
@@ -46,13 +52,22 @@ class RuleSet:
 
     Attributes:
         name: the name under which methods take it.
-        operations: name of a torch function to its rule; what is missing keeps its ordinary gradient.
-        attention: factors on the gradient of the attention map and of the values, 0 meaning constant.
+        operations: name of a torch function to its rule. A rule that does not apply to a call returns
+            `NotImplemented`.
+        attention: factors on the gradients of queries and keys, and of values, where an attention is one call; 0 means
+            constant. Attention written out is made of the operations above.
+        ordinary: names of the torch functions whose ordinary gradient is as the set promises; `None` means all. A
+            function that is neither here nor in `operations` is not covered.
     """
 
     name: str
     operations: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
     attention: tuple[float, float] = (1.0, 1.0)
+    ordinary: frozenset[str] | None = None
+
+    def covers(self, name: str) -> bool:
+        """Whether the set says what a function's backward is."""
+        return self.ordinary is None or name in self.ordinary
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:

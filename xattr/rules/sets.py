@@ -2,31 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
-from . import elementwise, normalisation
+from . import elementwise, linear_maps, normalisation, products
+from .linear_maps import Around
+from .names import ACTIVATIONS, HOMOGENEOUS
 from .operation import Rule, RuleSet
 
-_EVERYWHERE: dict[str, Rule] = {"batch_norm": normalisation.batch_norm}
+_CONVOLUTIONS = tuple(f"conv{way}{size}d" for way in ("", "_transpose") for size in "123")
+_MULTIPLY = ("mul", "__mul__", "__rmul__", "multiply")
+_MATRIX_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "einsum")
 
-_LIBRA: dict[str, Rule] = {
-    **_EVERYWHERE,
+_NORMALISATION: dict[str, Rule] = {
+    "batch_norm": normalisation.batch_norm,
     "layer_norm": normalisation.layer_norm,
     "rms_norm": normalisation.rms_norm,
     "group_norm": normalisation.group_norm,
+    "instance_norm": normalisation.instance_norm,
     "normalize": normalisation.normalize,
+    "local_response_norm": elementwise.by_ratio(1.0),
+    **dict.fromkeys(("div", "__truediv__", "divide", "true_divide"), products.divide),
+}
+_BOUNDED: dict[str, Rule] = dict.fromkeys(
+    ("relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max"), elementwise.bounded
+)
+_GATED: dict[str, Rule] = {
     "gelu": elementwise.gelu,
     "glu": elementwise.glu,
     "silu": elementwise.silu,
     "mish": elementwise.mish,
     "hardswish": elementwise.hardswish,
-    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), elementwise.multiply),
-    **dict.fromkeys(("div", "__truediv__", "divide", "true_divide"), elementwise.divide),
+    **_BOUNDED,
+    **dict.fromkeys(("elu", "selu", "celu", "tanh", "softsign"), elementwise.by_ratio(1.0)),
+    "tanhshrink": elementwise.by_ratio(0.0),
+}
+_HALVED: dict[str, Rule] = {
+    **dict.fromkeys(("linear", *_CONVOLUTIONS), linear_maps.ordinary),
+    **dict.fromkeys(_MULTIPLY, products.multiply),
+    **dict.fromkeys((*_MATRIX_PRODUCTS, "dot", "inner", "outer", "ger", "kron", "bilinear"), products.multilinear),
+    **dict.fromkeys(("addmm", "baddbmm", "addcmul"), products.added_product),
+    **dict.fromkeys(("pow", "__pow__"), products.power),
+    "square": products.square,
 }
 
-PLAIN = RuleSet("plain", MappingProxyType(_EVERYWHERE))
-LIBRA = RuleSet("libra", MappingProxyType(_LIBRA), attention=(0.0, 1.0))
-RULE_SETS: dict[str, RuleSet] = {rules.name: rules for rules in (PLAIN, LIBRA)}
+
+def _around_linear(convolution: Around, linear: Around) -> dict[str, Rule]:
+    return {
+        **dict.fromkeys(_CONVOLUTIONS, linear_maps.linear_map(convolution)),
+        "linear": linear_maps.linear_map(linear),
+        "batch_norm": linear_maps.batch_norm(convolution, linear),
+    }
+
+
+def _frozen(*parts: Mapping[str, Rule]) -> Mapping[str, Rule]:
+    return MappingProxyType({name: rule for part in parts for name, rule in part.items()})
+
+
+PLAIN = RuleSet("plain", _frozen({"batch_norm": normalisation.batch_norm}))
+"""The ordinary gradient."""
+
+_CONSTANT_ATTENTION = (0.0, 1.0)
+_LIBRA = _frozen(_NORMALISATION, _GATED, _HALVED, dict.fromkeys(_MATRIX_PRODUCTS, products.matrix_product))
+LIBRA = RuleSet("libra", _LIBRA, _CONSTANT_ATTENTION, HOMOGENEOUS)
+"""LibraGrad (arXiv:2411.16760): complete wherever it applies."""
+
+_ATTNLRP = _frozen(_NORMALISATION, _GATED, _HALVED)
+ATTNLRP = RuleSet("attnlrp", _ATTNLRP, (0.25, 0.5), HOMOGENEOUS | {"softmax"})
+"""AttnLRP (arXiv:2402.05602): half of the relevance to each factor of a product, attention included."""
+
+
+def cp(activation: Literal["ordinary", "gate"] = "ordinary") -> RuleSet:
+    """CP-LRP: attention and denominators are constant, products keep their ordinary gradient.
+
+    Args:
+        activation: smooth activations with their ordinary gradient (as in AliLRP), or as an input times a constant
+            gate, as those that are cut off (ReLU6) are in any case.
+    """
+    if activation not in ("ordinary", "gate"):
+        raise ValueError(f'activation={activation!r}; expected "ordinary" or "gate".')
+    gate_only = {
+        **dict.fromkeys(_MULTIPLY, products.gate_only),
+        **dict.fromkeys(_MATRIX_PRODUCTS, products.matrix_gate_only),
+    }
+    rules = _frozen(_NORMALISATION, _GATED if activation == "gate" else _BOUNDED, gate_only)
+    return RuleSet("cp", rules, _CONSTANT_ATTENTION, HOMOGENEOUS | _HALVED.keys() | ACTIVATIONS)
+
+
+def epsilon(eps: float = 1e-6) -> RuleSet:
+    """The epsilon rule in linear layers and convolutions, AttnLRP's rules elsewhere.
+
+    Args:
+        eps: relative to the largest output of an image (for linear layers: of a token), at least 0.
+    """
+    if not eps >= 0:
+        raise ValueError(f"eps={eps!r}; expected a number that is at least 0.")
+    around = linear_maps.epsilon(eps)
+    return RuleSet("epsilon", _frozen(_ATTNLRP, _around_linear(around, around)), ATTNLRP.attention, ATTNLRP.ordinary)
+
+
+def gamma(convolution: float = 0.25, linear: float = 0.05) -> RuleSet:
+    """The gamma rule in linear layers and convolutions, Libra's rules elsewhere (attention is constant).
+
+    Args:
+        convolution: gamma of convolutions, and of batch norms; 0 is the ordinary gradient, large values let only
+            contributions of the output's own sign pass.
+        linear: gamma of linear layers.
+    """
+    if not (convolution >= 0 and linear >= 0):
+        raise ValueError(f"gamma({convolution!r}, {linear!r}); expected numbers that are at least 0.")
+    around = _around_linear(linear_maps.gamma(convolution), linear_maps.gamma(linear))
+    return RuleSet("gamma", _frozen(_LIBRA, around), _CONSTANT_ATTENTION, HOMOGENEOUS)
+
+
+CP, EPSILON, GAMMA = cp(), epsilon(), gamma()
+RULE_SETS: dict[str, RuleSet] = {rules.name: rules for rules in (PLAIN, LIBRA, ATTNLRP, CP, EPSILON, GAMMA)}
 
 
 def rule_set(rules: str | RuleSet) -> RuleSet:

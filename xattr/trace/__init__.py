@@ -1,9 +1,21 @@
 """One observed pass of an unmodified model: its attention maps, residual sums and gradients, with nothing changed."""
 
-from .errors import InputError, OutputError, TargetError, UnseenError, UnsupportedModelError, XattrError
+from .errors import (
+    InputError,
+    LoadError,
+    MethodError,
+    OutputError,
+    PreprocessingError,
+    TargetError,
+    UnseenError,
+    UnsupportedModelError,
+    XattrError,
+)
 from .inputs import Inputs
+from .layers import Layer, LayerCut, LayerFinder
 from .observe import Pass, attention_maps, observe
 from .outputs import Target
+from .preprocessing import Preprocessing, preprocessing
 from .record import Activation, Attention, Block, Layout, Record, gradients
 from .trace import Trace
 
@@ -13,9 +25,16 @@ __all__ = [
     "Block",
     "InputError",
     "Inputs",
+    "Layer",
+    "LayerCut",
+    "LayerFinder",
     "Layout",
+    "LoadError",
+    "MethodError",
     "OutputError",
     "Pass",
+    "Preprocessing",
+    "PreprocessingError",
     "Record",
     "Target",
     "TargetError",
@@ -26,4 +45,5 @@ __all__ = [
     "attention_maps",
     "gradients",
     "observe",
+    "preprocessing",
 ]

@@ -26,3 +26,15 @@ class UnseenError(XattrError, RuntimeError):
 
 class UnsupportedModelError(XattrError, ValueError):
     """The method has no meaning on this model (no attention, windows, ...)."""
+
+
+class PreprocessingError(XattrError, ValueError):
+    """The model, or what was handed over in its place, does not say how it wants its images."""
+
+
+class LoadError(XattrError, ValueError):
+    """A model cannot be had: no such name, no weights, or a missing package."""
+
+
+class MethodError(XattrError, ValueError):
+    """There is no method of that name, or none of those asked for could explain the model."""

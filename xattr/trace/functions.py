@@ -9,16 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..rules.names import BY_FIRST, MOVES
+
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
 MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
-GATES = frozenset(("sigmoid", "tanh", "erf", "hardsigmoid", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"))
-# What moves entries without changing them, what acts on each entry by itself, and what keeps the geometry of a picture
-# while it changes its grid.
-MOVES = frozenset(
-    "view reshape permute transpose movedim moveaxis swapaxes swapdims flatten unflatten squeeze T mT t unsqueeze "
-    "expand repeat tile repeat_interleave roll flip fliplr flipud rot90 unbind chunk split narrow select index_select "
-    "__getitem__ gather take_along_dim cat concat concatenate stack hstack vstack contiguous clone".split()
-)
+GATES = frozenset("sigmoid tanh erf hardsigmoid softmax rsqrt reciprocal __rtruediv__ __rdiv__".split())
+# What acts on each entry by itself, and what keeps the geometry of a picture while it changes its grid.
 BY_ENTRY = frozenset(
     "layer_norm group_norm batch_norm instance_norm rms_norm normalize gelu relu relu6 silu mish elu selu celu prelu "
     "hardswish hardsigmoid hardtanh leaky_relu sigmoid tanh softplus softsign erf exp log log1p sqrt rsqrt square pow "
@@ -27,8 +23,7 @@ BY_ENTRY = frozenset(
     "addcmul addcdiv copy to float half bfloat16 double type type_as detach requires_grad".split()
 )
 REGRIDS = frozenset("conv2d max_pool2d avg_pool2d adaptive_avg_pool2d interpolate pad".split())
-# Only their first argument counts: the second gives a shape or a type. And constants in the shape of an argument.
-BY_FIRST = frozenset("view_as reshape_as expand_as type_as to".split())
+# Constants in the shape of an argument.
 CONSTANTS = frozenset(
     "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
     "new_tensor".split()
@@ -37,10 +32,15 @@ CONSTANTS = frozenset(
 KEEPS_SOFT = frozenset(
     "dropout to type type_as float half bfloat16 double contiguous clone view reshape expand masked_fill".split()
 )
-# What a gate passes through on its way to what it scales; the second if the other operands are constants.
-KEEPS_GATE = MOVES | BY_FIRST | KEEPS_SOFT
-ARITHMETIC = frozenset(
-    "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__".split()
+# What a gate passes through on its way to what it scales, if the other operands are constants or gates.
+KEEPS_GATE = (
+    MOVES
+    | BY_FIRST
+    | KEEPS_SOFT
+    | frozenset(
+        "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__ sum mean "
+        "linear conv1d conv2d".split()
+    )
 )
 
 # Training behaviour that is an argument: function -> (position, name, value in evaluation).
@@ -113,7 +113,7 @@ def is_gate(name: str, args: Any) -> bool:
 
 def rule_name(name: str) -> str:
     """Name under which rules know a function: `mul_` is `mul`, `__imul__` is `__mul__`."""
-    if not writes_in_place(name):
+    if not writes_in_place(name) or name == "__setitem__":
         return name
     return f"__{name[3:]}" if name.startswith("__") else name.rstrip("_")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,25 +86,3 @@ class Marks:
         """Whether a value is a squashed or inverted quantity."""
         mark = self.of(value)
         return mark is not None and mark.gate
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-
-
-def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested value with each tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(replace_tensors(part, change) for part in value)
-    if type(value) is dict:
-        return {key: replace_tensors(part, change) for key, part in value.items()}
-    return value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -14,6 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 _HELD: dict[nn.Module, int] = {}
 _LOCK = threading.Lock()
 
+Seen: TypeAlias = Callable[[nn.Module, str, Any], Any]
+
 
 class ModuleWatch:
     """Sees every module call of this thread while it is entered, also inside closures.
@@ -21,9 +24,14 @@ class ModuleWatch:
     What branches on `self.training` in Python (stochastic depth, auxiliary heads) cannot be seen in the arguments of
     operations. A module that is called in train mode is therefore put into evaluation mode for that call alone; only
     this flag is touched, and it is put back also after an exception.
+
+    Args:
+        entering: called with the module, its path and its arguments; returns others, or `None`.
+        leaving: called with the module, its path and its output; returns another, or `None`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entering: Seen | None = None, leaving: Seen | None = None) -> None:
+        self._entering, self._leaving = entering, leaving
         self._thread = threading.get_ident()
         self._stack: list[tuple[nn.Module, bool]] = []
         self._names: dict[int, str] = {}
@@ -51,9 +59,9 @@ class ModuleWatch:
                 return self._names[id(module)]
         return ""
 
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
+    def _enter_module(self, module: nn.Module, args: Any) -> Any:
         if threading.get_ident() != self._thread:
-            return
+            return None
         if id(module) not in self._names:
             self._names.update({id(m): name for name, m in module.named_modules() if id(m) not in self._names})
         with _LOCK:
@@ -62,13 +70,16 @@ class ModuleWatch:
                 _HELD[module] = _HELD.get(module, 0) + 1
                 module.training = False
         self._stack.append((module, held))
+        return self._entering(module, self.path(), args) if self._entering is not None else None
 
-    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> Any:
         if threading.get_ident() != self._thread:
-            return
+            return None
+        path = self._names.get(id(module), "")
         # A module that raised, and whose caller went on, still lies above its caller.
         while self._stack and self._pop() is not module:
             pass
+        return self._leaving(module, path, output) if self._leaving is not None else None
 
     def _pop(self) -> nn.Module:
         module, held = self._stack.pop()

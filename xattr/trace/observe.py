@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rules import RuleSet, rule_set
-from .errors import InputError, UnseenError
+from .errors import InputError, UnseenError, UnsupportedModelError
+from .execution import PLAIN_EXECUTION, without_checkpoints
 from .inputs import Inputs
+from .layers import Layer, LayerWatch
 from .outputs import Target, logits, resolve, select
 from .record import Activation, Record
 from .trace import Trace
@@ -29,11 +27,13 @@ class Pass:
         scores: what the model returned, `[B, C]` as a rule, with its graph.
         roots: the leaves that stand for the inputs.
         record: attentions, blocks and layout.
+        layers: the layer that was cut, or those that were found, best first.
     """
 
     scores: Tensor
     roots: tuple[Activation, ...]
     record: Record
+    layers: list[Layer] = field(default_factory=list)
 
     def score(self, target: Target = None, output: str = "logit") -> Tensor:
         """The explained number of each image, `[B]`.
@@ -54,6 +54,7 @@ def observe(
     *,
     rules: str | RuleSet = "plain",
     record: bool = True,
+    layer: LayerWatch | None = None,
 ) -> Pass:
     """Run a model once under a trace.
 
@@ -66,19 +67,24 @@ def observe(
         extra: Captum's `additional_forward_args`.
         rules: a rule set or its name.
         record: whether to keep attentions, blocks and layout.
+        layer: a layer to cut out of the graph, or to find. What is cut takes the place of the inputs: gradients lead to
+            it alone.
 
     Raises:
+        InputError: the layer to cut did not run, or the scores do not depend on it.
         UnseenError: a part of the forward could not be observed.
         OutputError: the output holds no tensor of scores.
+        UnsupportedModelError: operations that the rule set does not cover; all of them are named.
     """
     if not callable(forward_func):
         raise InputError(f"forward_func is a {type(forward_func).__name__}; expected a module or any other callable.")
     model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
-    with torch.inference_mode(False), torch.enable_grad(), _EAGER:
-        roots = tuple(t.detach().clone().requires_grad_() for t in inputs.tensors)
-        trace = Trace(roots, rule_set(rules), record)
+    with torch.inference_mode(False), torch.enable_grad(), PLAIN_EXECUTION:
+        whole = layer is None or layer.needs_graph
+        roots = tuple(t.detach().clone().requires_grad_(whole) for t in inputs.tensors)
+        trace = Trace(roots, rule_set(rules), record, layer)
         args, kwargs = inputs.arguments(trace.stand_ins, extra)
-        with trace, _without_checkpoints():
+        with trace, without_checkpoints():
             output = model(*args, **kwargs)
         scores = logits(output, len(roots[0]))
         if not trace.has_seen(scores):
@@ -87,11 +93,22 @@ def observe(
                 f"{type(model).__name__}. It is scripted, exported, runs in another thread, or does not use its input. "
                 f"Explain the original model."
             )
+        if not whole and not scores.requires_grad:
+            seen = [layer.path for layer in trace.layers(scores)]
+            why = f"{seen[0]!r} has no influence on the scores" if seen else "did not run in this pass"
+            raise InputError(f"the layer {why}; expected a module of the model that leads to its output.")
         if not scores.requires_grad:
             raise UnseenError(
                 "the output carries no gradient of the input: the model detaches it, or runs under torch.no_grad()."
             )
-        return Pass(scores, tuple(map(Activation.of, roots)), trace.record(scores))
+        missing = trace.uncovered(scores)
+        if missing:
+            raise UnsupportedModelError(
+                f"the rule set {rule_set(rules).name!r} has no rule for {len(missing)} operation(s) of this model: "
+                f"{', '.join(missing)}. The rule set 'plain' takes any operation, and IntegratedGradients explains any "
+                f"differentiable model."
+            )
+        return Pass(scores, tuple(map(Activation.of, roots)), trace.record(scores), trace.layers(scores))
 
 
 def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_forward_args: Any = None) -> list[Tensor]:
@@ -108,54 +125,3 @@ def attention_maps(forward_func: Callable[..., Any], inputs: Any, additional_for
     with torch.no_grad():
         record = observe(forward_func, Inputs.of(inputs), additional_forward_args).record
         return [attention.map() for attention in record.attentions]
-
-
-_CHECKPOINTED = (
-    "a part of the model runs under gradient checkpointing, which would run it again, unobserved, in the backward. "
-    "Switch it off for the explanation: model.set_grad_checkpointing(False) or model.gradient_checkpointing_disable()."
-)
-
-
-@contextlib.contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Checkpointing hooks itself into saved tensors; that is refused, unless the caller has such hooks too."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(RuntimeError):
-            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED))
-        try:
-            yield
-        except RuntimeError as error:
-            if _CHECKPOINTED in str(error):
-                raise UnseenError(_CHECKPOINTED) from None
-            raise
-
-
-class _Eager:
-    """Compiled parts of a model run as the Python they were compiled from.
-
-    The compiler's stance and the filter of warnings belong to the process: the first of several threads sets them, the
-    last puts them back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entered = 0
-        self._undo = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._entered += 1
-            # Without dynamo loaded nothing is compiled, and loading it takes seconds.
-            if self._entered == 1 and "torch._dynamo" in sys.modules:
-                self._undo.enter_context(torch.compiler.set_stance("force_eager"))
-                self._undo.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._entered -= 1
-            if not self._entered:
-                self._undo.close()
-
-
-_EAGER = _Eager()

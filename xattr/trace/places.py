@@ -8,13 +8,15 @@ joins and shuffles are replayed; what acts on each entry by itself keeps the pla
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .functions import BY_ENTRY, BY_FIRST, MOVES, REGRIDS, rule_name
-from .marks import replace_tensors, tensors_in
+from .._nested import replace_tensors, tensors_in
+from ..rules.names import BY_FIRST, MOVES
+from .functions import BY_ENTRY, REGRIDS, rule_name
 from .record import Layout
 
 NOWHERE = -1
@@ -56,14 +58,17 @@ def carried(
     if len(outputs) != 1 or not any(place(t) is not None for t in tensors_in((args, kwargs))):
         return lost
     (out,) = outputs
+    if name == "pad" and first is not None and not _in_order(first):
+        return [_padded(func, first, args, kwargs)]
     if name in REGRIDS:
         return [of_picture(out) if first is not None and _in_order(first) else None]
     if name == "__setitem__" and first is not None:
         return [None if varies(args[2]) and place(args[2]) is None else _assigned(first, args, place)]
     if name in BY_FIRST and first is not None:
         return [first.expand(out.shape) if name == "expand_as" else first.reshape(out.shape)]
-    if name == "linear" and first is not None and first.stride(-1) == 0:
-        return [first[..., :1].expand(*first.shape[:-1], out.shape[-1])]
+    if name == "linear" and first is not None:
+        cells = first[..., :1] if first.stride(-1) == 0 else _joined(first)
+        return [None if cells is None else cells.expand(*first.shape[:-1], out.shape[-1])]
     if rule_name(name) not in BY_ENTRY:
         return lost
     alike = [p for p in map(place, tensors_in((args, kwargs))) if p is not None and p.shape == out.shape]
@@ -100,6 +105,31 @@ def _moved(
     return list(map(_light, moved)) if fits else None
 
 
+def _joined(places: Tensor) -> Tensor | None:
+    """The cells `[..., 1]` of a coarser grid, where the last axis holds the entries of one rectangle of cells each."""
+    if bool((places == NOWHERE).any()):
+        return None
+    image, grid, cell = places >> _IMAGE, (places & (1 << _IMAGE) - 1) >> _CELL, places & (1 << _CELL) - 1
+    if bool((grid != grid.flatten()[0]).any()) or bool((image != image[..., :1]).any()):
+        return None
+    height, width = int(grid.flatten()[0]) >> _SIDE, int(grid.flatten()[0]) & (1 << _SIDE) - 1
+    (top, bottom), (left, right) = (cell // width).aminmax(dim=-1), (cell % width).aminmax(dim=-1)
+    rows, columns = (int((last - first).flatten()[0]) + 1 for first, last in ((top, bottom), (left, right)))
+    shape = height // rows, width // columns
+    regular = (bottom - top + 1 == rows) & (right - left + 1 == columns) & (top % rows == 0) & (left % columns == 0)
+    if height % rows or width % columns or shape[0] * shape[1] < 2 or not bool(regular.all()):
+        return None
+    code = (shape[0] << _SIDE | shape[1]) << _CELL
+    return ((image[..., 0] << _IMAGE) + code + top // rows * shape[1] + left // columns)[..., None]
+
+
+def _padded(func: Any, places: Tensor, args: Any, kwargs: Any) -> Tensor | None:
+    """What is no picture in order, padded: the margin comes from nowhere."""
+    mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+    amounts = args[1] if len(args) > 1 else kwargs["pad"]
+    return _light(func(places, amounts, value=NOWHERE)) if mode == "constant" else None
+
+
 def _assigned(places: Tensor, args: Any, place: Lookup) -> Tensor:
     _, index, value = args
     found = place(value)
@@ -131,6 +161,44 @@ def images_in_order(places: Tensor | None, batch: int) -> bool:
     owner = torch.where(places == NOWHERE, NOWHERE, places >> _IMAGE).flatten(1)
     wanted = torch.arange(batch, device="cpu").repeat_interleave(len(places) // batch)[:, None]
     return bool(((owner == wanted) | (owner == NOWHERE)).all())
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How to read a tensor as tokens.
+
+    Attributes:
+        layout: where the image's cells lie among the tokens.
+        order: the tensor's axes as images, tokens, channels.
+        tokens: number of axes that count tokens.
+    """
+
+    layout: Layout
+    order: tuple[int, ...]
+    tokens: int
+
+    def as_tokens(self, tensor: Tensor) -> Tensor:
+        """`[B, N, C]`."""
+        return tensor.permute(self.order).flatten(1, self.tokens).flatten(2)
+
+
+def geometry(places: Tensor | None) -> Geometry | None:
+    """How to read a tensor with these places: the axes along which they stay the same are channels."""
+    if places is None or places.ndim < 3:
+        return None
+    channels = [
+        axis
+        for axis in range(1, places.ndim)
+        if places.stride(axis) == 0 or bool((places == places.narrow(axis, 0, 1)).all())
+    ]
+    tokens = [axis for axis in range(1, places.ndim) if axis not in channels]
+    if not tokens or not channels:
+        return None
+    for axis in channels:
+        places = places.narrow(axis, 0, 1)
+    order = (0, *tokens, *channels)
+    found = layout(places.permute(order).flatten(1, len(tokens)).flatten(2))
+    return Geometry(found, order, len(tokens)) if found is not None else None
 
 
 def layout(places: Tensor | None) -> Layout | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import places
 from .functions import ADDITIONS
+from .layers import LayerWatch
 from .marks import Mark, Marks
 from .record import Activation, Attention, Block, Record
 
@@ -33,9 +34,11 @@ class Recorder:
         marks: the marks of the pass.
         batch: number of images.
         path: path of the module that is running.
+        layer: what else wants to know of attentions and their residual sums.
     """
 
-    def __init__(self, marks: Marks, batch: int, path: Callable[[], str]) -> None:
+    def __init__(self, marks: Marks, batch: int, path: Callable[[], str], layer: LayerWatch | None = None) -> None:
+        self._layer = layer
         self._marks = marks
         self._batch = batch
         self._path = path
@@ -107,6 +110,8 @@ class Recorder:
         result.open = result.open | {len(self._attentions)}
         self._attentions.append(attention)
         self._ancestry.append(ancestry)
+        if self._layer is not None:
+            self._layer.attention(*ancestry)
 
     # -- residual sums -------------------------------------------------------------------------------------------------
 
@@ -139,6 +144,8 @@ class Recorder:
         assert mark is not None
         mark.open = mark.open - set(found.opened)
         self._last.append((mark.own, mark.ancestors, Activation.of(z)))
+        if self._layer is not None:
+            self._layer.block(found.x.value)
         attentions = tuple(self._attentions[i] for i in found.opened)
         projection = self._projections.get(found.opened[0])
         block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][2], projection)

@@ -97,15 +97,19 @@ class StandIns:
         )
 
 
+def graph_behind(tensor: Tensor) -> set[Any]:
+    """All nodes of the autograd graph that a tensor comes from."""
+    stack: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = {None}
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(parent for parent, _ in node.next_functions)
+    return seen
+
+
 def _reaches(tensor: Tensor, roots: tuple[Tensor, ...]) -> bool:
     """Whether the autograd graph of a tensor leads back to one of the roots."""
-    stack, seen = [tensor.grad_fn], set()
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(getattr(node, "variable", None) is root for root in roots):
-            return True
-        stack.extend(parent for parent, _ in node.next_functions)
-    return False
+    leaves = [getattr(node, "variable", None) for node in graph_behind(tensor)]
+    return any(leaf is root for leaf in leaves for root in roots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .._nested import replace_tensors, tensors_in
 from ..rules import Operation, RuleSet
+from ..rules.names import BY_FIRST
 from ..rules.operation import scaled
 from . import places
 from .errors import UnseenError
 from .functions import (
     ADDITIONS,
-    ARITHMETIC,
-    BY_FIRST,
     COMPOSITES,
     CONSTANTS,
     KEEPS_GATE,
@@ -31,11 +32,12 @@ from .functions import (
     rule_name,
     without_overwriting,
 )
-from .marks import Mark, Marks, replace_tensors, tensors_in
+from .layers import Layer, LayerWatch
+from .marks import Mark, Marks
 from .modules import ModuleWatch
 from .record import Record
 from .recorder import Recorder
-from .stand_ins import StandIns
+from .stand_ins import StandIns, graph_behind
 
 
 class Trace(TorchFunctionMode):
@@ -49,18 +51,26 @@ class Trace(TorchFunctionMode):
         roots: leaves that stand for the inputs, `[B, ...]` each.
         rules: another backward for some operations.
         record: whether to keep attentions, blocks and the token layout.
+        layer: a layer to cut, or to find.
 
     Attributes:
         stand_ins: copies of the roots, to call the model with; it may overwrite them.
     """
 
-    def __init__(self, roots: tuple[Tensor, ...], rules: RuleSet, record: bool = True) -> None:
+    def __init__(
+        self, roots: tuple[Tensor, ...], rules: RuleSet, record: bool = True, layer: LayerWatch | None = None
+    ) -> None:
         super().__init__()
         self._rules = rules
         self._marks = Marks()
+        self._layer = layer
         self._modules = ModuleWatch()
-        self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path) if record else None
+        if layer is not None:
+            self._modules = ModuleWatch(partial(layer.entering, self._marks), partial(layer.leaving, self._marks))
+        self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path, layer) if record else None
         self._tensors = StandIns(self._marks, roots, self._where)
+        # Name, module and node of each operation that the rules do not cover.
+        self._uncovered: list[tuple[str, str, Any]] = []
         self.stand_ins = tuple(root.clone() for root in roots)
         for copy in self.stand_ins:
             self._marks.put_new(copy, place=places.of_picture(copy) if record else None)
@@ -85,6 +95,18 @@ class Trace(TorchFunctionMode):
         """What was kept of the operations that the scores depend on."""
         return self._recorder.record(scores) if self._recorder is not None else Record([], [])
 
+    def layers(self, scores: Tensor) -> list[Layer]:
+        """The layer that was cut, or those that were found."""
+        return self._layer.result(self._marks, scores) if self._layer is not None else []
+
+    def uncovered(self, scores: Tensor) -> list[str]:
+        """Operations that the rules do not cover and through which a gradient of the scores would pass."""
+        if not self._uncovered:
+            return []
+        reached = graph_behind(scores)
+        found = (f"{name} in {path!r}" if path else name for name, path, node in self._uncovered if node in reached)
+        return list(dict.fromkeys(found))
+
     # -- one operation ---------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -100,6 +122,8 @@ class Trace(TorchFunctionMode):
         original = overwritten(func, name, args, kwargs)
         for tensor in tensors_in(original):
             self._tensors.own(tensor)
+            if self._layer is not None:
+                self._layer.before_write(tensor)
         target = replace_tensors(original, self._tensors.of)
         args, kwargs = in_evaluation(
             func, replace_tensors(args, self._tensors.of), replace_tensors(kwargs, self._tensors.of)
@@ -160,41 +184,48 @@ class Trace(TorchFunctionMode):
         first = (self._marks.of(args[0]) if args else None) or Mark()
         if func is F.scaled_dot_product_attention:
             return self._fused_attention(func, args, kwargs, result)
-        if first.soft and name in MATRIX_PRODUCTS and self._marks.varies(args[1]):
-            return self._explicit_attention(func, args, kwargs, result)
         result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
-        result.gate = is_gate(name, args) or (
-            first.gate and (name in KEEPS_GATE or (name in ARITHMETIC and not any(map(self._marks.varies, args[1:]))))
-        )
+        varying = [t for t in tensors_in((args[:1] if name in BY_FIRST else args, kwargs)) if self._marks.varies(t)]
+        result.gate = is_gate(name, args) or (rule_name(name) in KEEPS_GATE and all(map(self._marks.is_gate, varying)))
+        meets_values = first.soft and name in MATRIX_PRODUCTS and self._marks.varies(args[1])
+        out = self._by_rule(func, name, args, kwargs, target)
+        if meets_values and self._recorder is not None and out.ndim > 2:
+            self._recorder.explicit_attention(args[0], args[1], out, result)
+        return out
+
+    def _by_rule(self, func: Any, name: str, args: Any, kwargs: Any, target: Any) -> Any:
+        """The operation by its rule; one without a rule that should have one is remembered."""
         rule = self._rules.operations.get(rule_name(name))
-        if rule is None:
-            return func(*args, **kwargs)
-        if target is None or target is not args[0]:
-            return rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate))
-        aside = args[0].clone()  # the rule may need what is overwritten
-        self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
-        func, args, kwargs = without_overwriting(func, name, (aside, *args[1:]), kwargs)
-        return target.copy_(rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate)))
+        if rule is not None:
+            if target is not None and target is args[0]:
+                aside = args[0].clone()  # the rule may need what is overwritten
+                first = self._marks.of(args[0]) or Mark()
+                self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
+                without = without_overwriting(func, name, (aside, *args[1:]), kwargs)
+                out = rule(Operation(*without, self._marks.varies, self._marks.is_gate))
+                out = out if out is NotImplemented else target.copy_(out)
+            else:
+                out = rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate))
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        if not self._rules.covers(rule_name(name)):
+            made = tensors_in(out if target is None else target)
+            self._uncovered += [(name, self._modules.path(), t.grad_fn) for t in made if t.grad_fn is not None]
+        return out
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
     def _fused_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        on_map, on_value = self._rules.attention
-        held = {part: scaled(given[part], on_map) for part in ("query", "key")}
+        on_scores, on_value = self._rules.attention
+        held = {part: scaled(given[part], on_scores) for part in ("query", "key")}
         if self._marks.varies(given.get("attn_mask")):
-            held["attn_mask"] = scaled(given["attn_mask"], on_map)
+            held["attn_mask"] = scaled(given["attn_mask"], on_scores)
         out = func(**{**given, **held, "value": scaled(given["value"], on_value)})
         if self._recorder is not None:
             self._recorder.fused_attention(given, out, result)
-        return out
-
-    def _explicit_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
-        on_map, on_value = self._rules.attention
-        out = func(scaled(args[0], on_map), scaled(args[1], on_value), **kwargs)
-        if self._recorder is not None and out.ndim > 2:
-            self._recorder.explicit_attention(args[0], args[1], out, result)
         return out
 
     # -- results -------------------------------------------------------------------------------------------------------

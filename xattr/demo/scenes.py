@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from . import attr
-from .datasets import Pairs, Scenes, cell_masks, digit_scenes, embedded_model, pair_scenes
-from .metrics import class_sensitivity, cost_in_forwards, energy, pointing
+from .. import attr
+from ..datasets import Pairs, Scenes, cell_masks, digit_scenes, embedded_model, pair_scenes
+from ..metrics import class_sensitivity, cost_in_forwards, energy, pointing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,9 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "GradientXToken, start only": ("GradientXToken", {"block": None}),
     "GradientXToken, libra, block 1": ("GradientXToken", {"block": 1}),
     "AttentionRollout": ("AttentionRollout", {}),
+    "LRP, attnlrp": ("LRP", {"rule": "attnlrp"}),
+    "LRP, gamma": ("LRP", {"rule": "gamma"}),
+    "GradCam": ("GradCam", {}),
     "IntegratedGradients, 25 steps": ("IntegratedGradients", {"n_steps": 25}),
     "RandomMap (control)": ("RandomMap", {}),
     "CentreMap (control)": ("CentreMap", {}),
@@ -127,7 +130,7 @@ def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool =
         >>> demo.rows[0].method
         'GradSkip, DEFAULT'
     """
-    from .visualization import comparison
+    from ..visualization import comparison
 
     single, double = digit_scenes("report", n=scenes), pair_scenes("report", n=pairs)
     # Scenes with the digit in different cells, so that no place looks like the answer.

@@ -1,0 +1,30 @@
+"""Tensors in nested arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nested value with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(replace_tensors(part, change) for part in value)
+    if type(value) is dict:
+        return {key: replace_tensors(part, change) for key, part in value.items()}
+    return value

@@ -1,0 +1,198 @@
+"""Grad-CAM at a convolution layer or a layer of tokens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from captum.attr import LayerAttribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from ..trace import Inputs, Layer, LayerCut, LayerFinder, Pass, Target, UnsupportedModelError, gradients, observe
+from ._map import MapAttribution, Upsample, finish, result_dtype
+
+__all__ = ["GradCam"]
+
+
+class GradCam(MapAttribution, LayerAttribution):
+    """Grad-CAM (Selvaraju et al., arXiv:1610.02391): channels weighted by their mean gradient.
+
+        w_c = mean over cells of df/dT,   map = ReLU(sum_c w_c T_c)
+
+    `T` is what a layer returns: feature maps `[B, C, h, w]` or `[B, h, w, C]`, or tokens `[B, N, D]`, of which the
+    patches count. Which axis holds channels, and where the patches lie, is known from the pass. Without a layer the
+    method takes what the last attention reads (the output of its block's first norm, as a rule), in a network without
+    attention the last feature map; `found_layer` names it.
+
+    Cost: one forward, and a backward from the score to the layer. With a layer given nothing in front of it is kept.
+
+    Args:
+        forward_func: a module or any callable that returns scores `[B, C]`.
+        layer: a module, or its dotted path; `None` to have one chosen. Where it runs more than once, the last call
+            counts.
+        device_ids: ignored; there for Captum.
+
+    Example:
+        >>> from xattr.attr import GradCam
+        >>> from xattr.datasets import digit_scenes, embedded_model
+        >>> model, images = embedded_model("class-token"), digit_scenes("report", n=2).images
+        >>> GradCam(model, "blocks.4.norm1").attribute(images).shape
+        torch.Size([2, 1, 24, 24])
+        >>> GradCam(model).found_layer(images)
+        'blocks.7.norm1'
+    """
+
+    def __init__(
+        self, forward_func: Callable[..., Any], layer: nn.Module | str | None = None, device_ids: Any = None
+    ) -> None:
+        MapAttribution.__init__(self, forward_func)  # type: ignore[call-arg]
+        self.layer = layer
+        self.device_ids = device_ids
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """The layer's gradient is multiplied by its value."""
+        return True
+
+    def found_layer(self, inputs: Any, additional_forward_args: Any = None) -> str:
+        """Dotted path of the layer that `attribute` reads.
+
+        Args:
+            inputs: images `[B, C, H, W]`.
+            additional_forward_args: what else the model takes.
+
+        Raises:
+            UnsupportedModelError: the model has no layer in which the image's cells can be told.
+        """
+        return self._layer(Inputs.of(inputs), None, additional_forward_args, at_input=False)[0].path
+
+    @log_usage()
+    def attribute(
+        self,
+        inputs: Any,
+        target: Target = None,
+        additional_forward_args: Any = None,
+        attribute_to_layer_input: bool = False,
+        relu_attributions: bool = True,
+        attr_dim_summation: bool = True,
+        *,
+        upsample: Upsample = "bilinear",
+    ) -> Any:
+        """Explain one class for each image.
+
+        Args:
+            inputs: images `[B, C, H, W]`.
+            target: class index, or one for each image; `None` explains the predicted class.
+            additional_forward_args: what else the model takes.
+            attribute_to_layer_input: read what the layer takes in place of what it returns.
+            relu_attributions: set negative values to 0.
+            attr_dim_summation: sum over channels; else the products `w_c T_c` are returned in the layer's shape.
+            upsample: resize to the image, or `None` for the layer's grid.
+
+        Returns:
+            Map `[B, 1, H, W]`, or the layer's shape with `attr_dim_summation=False`.
+
+        Raises:
+            UnsupportedModelError: no gradient reaches the patches at this layer, or where the image's cells lie in it
+                is not known; the message names a layer that works.
+            InputError: the layer did not run.
+        """
+        checked = Inputs.of(inputs)
+        image = checked.image
+        layer, gradient = self._layer(checked, target, additional_forward_args, attribute_to_layer_input)
+        geometry, value = layer.geometry, layer.output.value
+        assert geometry is not None
+        with torch.inference_mode(False), torch.no_grad():
+            cells = geometry.layout.patches
+            weights = geometry.as_tokens(gradient)[:, cells].to(result_dtype(image)).mean(1, keepdim=True)
+            products = weights * geometry.as_tokens(value)
+            if relu_attributions and not attr_dim_summation:
+                products = products.relu()
+            if not attr_dim_summation:
+                products = products.view([value.shape[axis] for axis in geometry.order])
+                return checked.like(products.permute([geometry.order.index(axis) for axis in range(value.ndim)]))
+            grid = products[:, cells].sum(-1).unflatten(1, geometry.layout.grid)
+        return checked.like(finish(grid.relu() if relu_attributions else grid, image, upsample))
+
+    def _layer(self, inputs: Inputs, target: Target, extra: Any, at_input: bool) -> tuple[Layer, Tensor]:
+        """The layer that is read, and the gradient there."""
+        if self.layer is None:
+            if at_input:
+                raise ValueError("attribute_to_layer_input=True needs a layer; this GradCam was made without one.")
+            observed = self._found(inputs, extra)
+            choice = observed.layers[:1]
+        else:
+            cut = LayerCut(_module(self.forward_func, self.layer), at_input)
+            observed = observe(self.forward_func, inputs, extra, layer=cut)
+            choice = observed.layers
+            if choice[0].geometry is None:
+                shape, advice = list(choice[0].output.value.shape), self._advice(choice[0], inputs, target, extra)
+                raise UnsupportedModelError(
+                    f"where the image's cells lie in the layer {choice[0].path!r} {shape} is not known (windows, one "
+                    f"token, another order){advice}."
+                )
+        (layer,) = choice
+        (gradient,) = gradients(observed.score(target), [layer.output])
+        reached = _reached(layer, gradient)
+        if reached == "others":
+            found = self._reached_layers(inputs, target, extra) if self.layer is None else []
+            if found:
+                return found[0]
+            raise UnsupportedModelError(
+                f"no gradient reaches the patch tokens at the layer {layer.path!r}: behind it the score reads other "
+                f"tokens only{self._advice(layer, inputs, target, extra)}."
+            )
+        if reached == "nothing":
+            warnings.warn(
+                f"the gradient of the score is 0 at the layer {layer.path!r}, so the map is 0 (a classifier that is "
+                f"still zero, or saturated?)",
+                UserWarning,
+                stacklevel=4,
+            )
+        return layer, gradient
+
+    def _found(self, inputs: Inputs, extra: Any) -> Pass:
+        observed = observe(self.forward_func, inputs, extra, layer=LayerFinder())
+        if not observed.layers:
+            raise UnsupportedModelError(
+                "GradCam found no layer near the output in which the image's cells can be told; give one as layer=. "
+                "IntegratedGradients explains any differentiable model."
+            )
+        return observed
+
+    def _reached_layers(self, inputs: Inputs, target: Target, extra: Any) -> list[tuple[Layer, Tensor]]:
+        """The layers at which a gradient reaches the patches, best first."""
+        observed = observe(self.forward_func, inputs, extra, layer=LayerFinder())
+        found = gradients(observed.score(target), [layer.output for layer in observed.layers])
+        pairs = zip(observed.layers, found, strict=True)
+        return [(layer, gradient) for layer, gradient in pairs if _reached(layer, gradient) == "patches"]
+
+    def _advice(self, layer: Layer, inputs: Inputs, target: Target, extra: Any) -> str:
+        found = [other.path for other, _ in self._reached_layers(inputs, target, extra) if other.path != layer.path]
+        return f"; try {found[0]!r}, or give no layer" if found else ""
+
+
+def _reached(layer: Layer, gradient: Tensor) -> Literal["patches", "others", "nothing"]:
+    """What the gradient reaches."""
+    assert layer.geometry is not None
+    tokens = layer.geometry.as_tokens(gradient)
+    if bool(tokens[:, layer.geometry.layout.patches].any()):
+        return "patches"
+    return "others" if bool(tokens.any()) else "nothing"
+
+
+def _module(forward_func: Any, layer: nn.Module | str) -> nn.Module:
+    if isinstance(layer, nn.Module):
+        return layer
+    model = forward_func.module if isinstance(forward_func, nn.DataParallel) else forward_func
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(layer, str) or not isinstance(model, nn.Module):
+        raise ValueError(f"layer={layer!r} of a {type(model).__name__}; expected a module, or a path in a module.")
+    try:
+        return model.get_submodule(layer)
+    except AttributeError:
+        names = [name for name, _ in model.named_modules() if name]
+        raise ValueError(f"the model has no layer {layer!r}; it has {', '.join(names[:4])} ... {names[-1]}.") from None

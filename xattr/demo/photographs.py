@@ -1,0 +1,129 @@
+"""Photographs, explained with trained models that lie in other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import attr
+from ..datasets.borrowed import efficientnet_lite0, photograph, quokka, region_score, saliency_vit
+from ..loading import label_names, short_name
+from ..metrics import energy, pointing
+from ..trace import preprocessing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PHOTOGRAPHS", "Photographs"]
+
+# Name in the picture -> class and arguments of `attribute`.
+CNN_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GradCam": ("GradCam", {}),
+    "LRP, gamma": ("LRP", {"rule": "gamma"}),
+    "LRP, epsilon": ("LRP", {"rule": "epsilon"}),
+    "IntegratedGradients": ("IntegratedGradients", {"n_steps": 25}),
+}
+VIT_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GradSkip": ("GradSkip", {}),
+    "GradientXToken": ("GradientXToken", {}),
+    "AttentionRollout": ("AttentionRollout", {}),
+    "GradCam": ("GradCam", {}),
+    "LRP, attnlrp": ("LRP", {"rule": "attnlrp"}),
+    "LRP, gamma": ("LRP", {"rule": "gamma"}),
+    "RandomMap": ("RandomMap", {}),
+    "CentreMap": ("CentreMap", {}),
+    "BrightnessMap": ("BrightnessMap", {}),
+}
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Photographs and their maps.
+
+    Attributes:
+        name: what the file is called.
+        figure: the picture.
+        table: what is known of it, as text.
+    """
+
+    name: str
+    figure: Figure
+    table: str
+
+    def save(self, folder: str | Path = ".") -> Path:
+        """Write the picture as `xattr-<name>.png` into an existing folder."""
+        path = Path(folder) / f"xattr-{self.name}.png"
+        self.figure.savefig(path, dpi=150)
+        return path
+
+
+def imagenet(names: tuple[str, ...] = ("chelsea", "coffee")) -> Photographs:
+    """EfficientNet-Lite0 on free photographs of scikit-image.
+
+    Raises:
+        ModuleNotFoundError: the extra `demo` is missing; the message says how to install it.
+    """
+    from ..visualization import comparison
+
+    model = efficientnet_lite0()
+    prepare, classes = preprocessing(model), label_names(model)
+    assert classes is not None
+    x = torch.cat([prepare(photograph(name)) for name in names])
+    with torch.no_grad():
+        best, target = model(x).softmax(1).max(1)
+    labels = [short_name(classes[i]) for i in target.tolist()]
+    figure = comparison(
+        prepare.inverse(x),
+        _maps(model, x, target, CNN_ROWS),
+        labels=labels,
+        title="EfficientNet-Lite0, ImageNet: red speaks for the class, blue against it",
+        percentile=99,
+    )
+    lines = ["EfficientNet-Lite0 (ImageNet) on photographs of scikit-image"]
+    lines += [f"{name}: {label}, {p:.0%}" for name, label, p in zip(names, labels, best.tolist(), strict=True)]
+    return Photographs("photographs", figure, "\n".join(lines))
+
+
+def salient_quokka() -> Photographs:
+    """A ViT-S/14 that marks salient objects, explained by its mean logit over the quokka that it marks.
+
+    Raises:
+        ModuleNotFoundError: a package is missing; the message says how to install it.
+    """
+    from ..visualization import comparison
+
+    model = saliency_vit()
+    picture, outline = quokka()
+    prepare = preprocessing(model.backbone)
+    x = prepare(picture)
+    mask = torch.nn.functional.interpolate(torch.tensor(outline)[None, None].float(), size=x.shape[-2:]) > 0.5
+    maps = _maps(region_score(model, x), x, 0, VIT_ROWS)
+    figure = comparison(
+        prepare.inverse(x),
+        maps,
+        masks=mask,
+        title="ViT-S/14 marking salient objects: what speaks for the region that it marks; outlined: the true one",
+        percentile=99,
+    )
+    width = max(map(len, maps))
+    lines = [f"ViT-S/14 on one photograph of a quokka, which covers {float(mask.float().mean()):.0%} of it"]
+    lines += [f"{'method':{width}}  energy in it  points at it"]
+    lines += [f"{n:{width}}  {float(energy(m, mask)):12.2f}  {float(pointing(m, mask)):12.0f}" for n, m in maps.items()]
+    return Photographs("quokka", figure, "\n".join(lines))
+
+
+PHOTOGRAPHS: dict[str, Callable[[], Photographs]] = {"photographs": imagenet, "quokka": salient_quokka}
+"""What there is, by name; each needs packages of its own."""
+
+
+def _maps(model: Any, x: Tensor, target: Any, rows: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Tensor]:
+    maps = {}
+    for name, (kind, arguments) in rows.items():
+        heat: Tensor = getattr(attr, kind)(model).attribute(x, target=target, **arguments)
+        maps[name] = heat.sum(1, keepdim=True)
+    return maps
