@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and dictionaries."""
+    """All tensors in nested lists, tuples, dictionaries and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -17,6 +18,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
 def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -82,6 +82,9 @@ def image(
     except (XattrError, OSError) as error:
         typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from None
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:  # of the model, or of its transform
+        typer.echo(f"Error: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(1) from None
     for note in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
         typer.echo(f"Note: {' '.join(note.split())}", err=True)
     typer.echo(f"\nPicture: {path}")

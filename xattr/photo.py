@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -112,6 +113,7 @@ def explain(
     image, stem = _open(photo)
     loaded = model if isinstance(model, Loaded) else load(model)
     x = loaded.preprocessing(image)
+    Inputs.of(x)  # before the cast below hides bytes
     # The model may live on another device or in half precision.
     like = next((p for p in loaded.model.parameters() if p.is_floating_point()), x)
     x = x.to(like.device, like.dtype)
@@ -158,6 +160,8 @@ def _scores(loaded: Loaded, x: Tensor) -> Tensor:
     """One row of scores, `[1, classes]`, as the methods get it."""
     scores = observe(loaded.model, Inputs.of(x), record=False).scores.detach().float()
     scores = scores[:, None] if scores.ndim == 1 else scores
+    if not bool(torch.isfinite(scores).all()):
+        raise OutputError(f"{loaded.name} returned scores that are NaN or infinite; there is nothing to explain.")
     if scores.ndim != 2:
         raise OutputError(
             f"{loaded.name} returned scores of shape {list(scores.shape)}; expected one for each class, [1, classes]."

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.models import EinsumAttentionViT, images, relative_error, sharpen, tiny
-from xattr.attr import LRP, AttentionRollout, GradientXToken, GradSkip, IntegratedGradients
+from xattr.attr import LRP, AttentionRollout, GradCam, GradientXToken, GradSkip, IntegratedGradients
 from xattr.trace import Inputs, UnseenError, UnsupportedModelError, observe
 
 
@@ -106,7 +106,25 @@ def masked_mean(self, states):
     return self.last((states[-1] * mask).sum(1) / mask.sum(1))
 
 
+def by_einsum(self, q, k, v):
+    weights = torch.einsum("bhid,bhjd->bhij", q, k).div(math.sqrt(8)).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+
+def by_einsum_in_another_order(self, q, k, v):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    weights = torch.einsum("bihd, bjhd -> bhij", q, k).div(math.sqrt(8)).softmax(-1)
+    return torch.einsum("bjhd, bhij -> bihd", v, weights).transpose(1, 2)
+
+
+def by_einsum_of_a_list(self, q, k, v):
+    return torch.einsum("bhij,bhjd->bhid", [(q @ k.mT / math.sqrt(8)).softmax(-1), v])
+
+
 SAME = {
+    "attention by einsum": {"attend": by_einsum},
+    "einsum in another order": {"attend": by_einsum_in_another_order},
+    "einsum of a list": {"attend": by_einsum_of_a_list},
     "tokens assigned in place": {"embed": positions_assigned},
     "shape of another tensor": {"block": shape_of_another},
     "mask in the shape of early tokens": {"head": masked_mean},
@@ -213,14 +231,14 @@ def without_skip(self, i, x):
 
 def half_seen(self, q, k, v):
     weights = (q @ k.mT / math.sqrt(8)).softmax(-1)
-    return torch.einsum("bhij,bhjd->bhid", weights, v)
+    return (weights[..., None] * v[:, :, None]).sum(-2)
 
 
 def hidden_in_one_block(self, i, x):
     if i:
         return Column.block(self, i, x)
     q, k, v = self.qkv[i](self.norm[i](x)).chunk(3, -1)
-    return x + self.out[i](torch.einsum("bij,bjd->bid", (q @ k.mT / 4).softmax(-1), v))
+    return x + self.out[i](((q @ k.mT / 4).softmax(-1)[..., None] * v[:, None]).sum(-2))
 
 
 def over_queries(self, q, k, v):
@@ -305,7 +323,7 @@ REFUSED = {
     "MLP of the block's input": ({"block": after}, "goes around|more than the last"),
     "a sum with a factor": ({"block": scaled_sum}, "residual sum"),
     "a block without skip": ({"block": without_skip}, "residual sum"),
-    "attention by einsum": ({"attend": half_seen}, "no attention"),
+    "attention as a sum of products": ({"attend": half_seen}, "no attention"),
     "one block's attention not seen": ({"block": hidden_in_one_block}, "softmax"),
     "softmax over queries": ({"attend": over_queries}, "no attention"),
     "tokens shuffled": ({"embed": shuffled}, "row by row"),
@@ -477,3 +495,74 @@ def test_a_write_through_a_view_in_the_shape_of_an_activation_is_refused():
     with pytest.raises(UnseenError, match="older than this pass"):
         explain(model, images())
     assert not bool(model.kept.any())
+
+
+# --- families that are written in another way -------------------------------------------------------------------------
+
+
+class TorchColumn(nn.Module):
+    """Torch's own encoder on patches, with images or tokens first, before or after its norms."""
+
+    def __init__(self, batch_first=True, norm_first=True):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=batch_first, norm_first=norm_first, activation="gelu")
+        self.stem, self.head, self.batch_first = nn.Conv2d(3, 32, 8, 8), nn.Linear(32, 5), batch_first
+        self.cls_token = nn.Parameter(torch.randn(1, 1, 32))
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        sharpen(self)
+
+    def forward(self, x):
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), self.stem(x).flatten(2).transpose(1, 2)], 1)
+        x = self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("kind", [GradSkip, GradientXToken, AttentionRollout, GradCam])
+def test_tokens_first(kind, norm_first, count):
+    images_first, other = TorchColumn(True, norm_first).eval(), TorchColumn(False, norm_first).eval()
+    other.load_state_dict(images_first.state_dict())
+    x = images(count)
+    wanted, found = (kind(model).attribute(x, target=1, upsample=None) for model in (images_first, other))
+    assert wanted.abs().max() > 0
+    assert relative_error(found, wanted) < 1e-5
+
+
+class SideBySide(nn.Module):
+    """Blocks of two attentions in one sum; or one attention with the heads of both."""
+
+    def __init__(self, joined):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape: nn.Parameter(torch.randn(shape, generator=generator) * 0.6)
+        self.stem, self.joined = draw(16, 3, 8, 8), joined
+        self.qkv = nn.ParameterList(draw(2, 3, 16, 16) for _ in range(2))
+        self.out = nn.ParameterList(draw(2, 16, 16) for _ in range(2))
+        self.head = draw(5, 16)
+
+    def attend(self, x, weights):
+        q, k, v = (F.linear(x, w).unflatten(2, (-1, 8)).transpose(1, 2) for w in weights)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        x = F.conv2d(x, self.stem, stride=8).flatten(2).transpose(1, 2)
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            y = F.layer_norm(x, (16,))
+            if self.joined:
+                a = F.linear(self.attend(y, qkv.transpose(0, 1).flatten(1, 2)), out.transpose(0, 1).flatten(1))
+            else:
+                a = sum(F.linear(self.attend(y, qkv[i]), out[i]) for i in range(2))
+            x = x + a
+            x = x + F.gelu(x)
+        return F.linear(x.mean(1), self.head)
+
+
+@pytest.mark.parametrize("kind", [GradSkip, GradientXToken, AttentionRollout])
+def test_two_attentions_in_one_sum_are_one_with_the_heads_of_both(kind):
+    joined, apart = SideBySide(True).double(), SideBySide(False).double()
+    x = images(2, dtype=torch.float64)
+    assert torch.allclose(joined(x), apart(x))
+    assert relative_error(explain(apart, x, kind), explain(joined, x, kind)) < 1e-9
+    assert GradSkip(apart).explain(x, target=1).omega.shape == (2, 2, 4)

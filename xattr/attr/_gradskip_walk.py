@@ -77,11 +77,13 @@ def walk(
             score,
             [record.last]
             + [block.z for block in record.blocks]
-            + [block.attentions[0].out for block in record.blocks]
-            + [record.blocks[l].x for l in needs_x],
+            + [record.blocks[l].x for l in needs_x]
+            + [attention.out for block in record.blocks for attention in block.attentions],
         )
-        g_last, g_z, g_out = found[0], found[1 : depth + 1], found[depth + 1 : 2 * depth + 1]
-        g_x = dict(zip(needs_x, found[2 * depth + 1 :], strict=True))
+        g_last, g_z = found[0], found[1 : depth + 1]
+        g_x = dict(zip(needs_x, found[depth + 1 : depth + 1 + len(needs_x)], strict=True))
+        g_outs = iter(found[depth + 1 + len(needs_x) :])
+        g_out = [[next(g_outs) for _ in block.attentions] for block in record.blocks]
         top, tokens = walk_start(record, layout, g_last, skip_prefix=not include)
         at_start = dot(tokens, g_last if top == depth else g_x[depth - 1])
         start = _start(at_start, g_last, layout, settings).to(result_dtype(image))
@@ -149,19 +151,18 @@ def _pass_block(
     R: Tensor,
     block: Block,
     g_z: Tensor,
-    g_out: Tensor,
+    g_out: list[Tensor],
     relevance: Tensor | None,
     layout: Layout,
     settings: GradSkipSettings,
     map_budget: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One step of the walk, in chunks of images so that few maps are alive at once."""
-    (attention,) = block.attentions
-    batch, heads, rows, columns = attention.shape
+    batch, heads, rows, columns = block.shape
     parts: list[dict[str, Tensor]] = []
     # Some six arrays of the size of a map are alive in the steps.
     for images in image_chunks(batch, 6 * heads * rows * columns * R.element_size(), map_budget):
-        A, dA = attention.map(images).to(R.dtype), attention.map_gradient(g_out, images).to(R.dtype)
+        A, dA = block.maps(images).to(R.dtype), block.map_gradients(g_out, images).to(R.dtype)
         reads: Tensor | float = 0.0
         walk = slice(None)
         if settings.prefix_tokens == "exclude":
@@ -188,7 +189,7 @@ def _pass_block(
 
 def _embedding(block: Block, x: Tensor, images: slice, walk: slice, relevance: Tensor | None, kind: str) -> Tensor:
     """Magnitude of each key token of the walk, `[B, 1 or H, P]`."""
-    values = block.attentions[0].values[images, :, walk].to(x.dtype)
+    values = block.values(images)[:, :, walk].to(x.dtype)
     norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
     if kind == "input":
         return norm

@@ -11,7 +11,18 @@ from captum.attr import LayerAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from ..trace import Inputs, Layer, LayerCut, LayerFinder, Pass, Target, UnsupportedModelError, gradients, observe
+from ..trace import (
+    Inputs,
+    Layer,
+    LayerCut,
+    LayerFinder,
+    LayerKept,
+    Pass,
+    Target,
+    UnsupportedModelError,
+    gradients,
+    observe,
+)
 from ._map import MapAttribution, Upsample, finish, result_dtype
 
 __all__ = ["GradCam"]
@@ -27,12 +38,13 @@ class GradCam(MapAttribution, LayerAttribution):
     method takes what the last attention reads (the output of its block's first norm, as a rule), in a network without
     attention the last feature map; `found_layer` names it.
 
-    Cost: one forward, and a backward from the score to the layer. With a layer given nothing in front of it is kept.
+    Cost: one forward, and a backward from the score to the layer. With a layer given nothing in front of it is kept
+    (but for a layer that returns its own input, and for `attribute_to_layer_input`).
 
     Args:
         forward_func: a module or any callable that returns scores `[B, C]`.
         layer: a module, or its dotted path; `None` to have one chosen. Where it runs more than once, the last call
-            counts.
+            that the scores depend on counts; of several tensors that it returns, the last with known cells.
         device_ids: ignored; there for Captum.
 
     Example:
@@ -125,8 +137,7 @@ class GradCam(MapAttribution, LayerAttribution):
             observed = self._found(inputs, extra)
             choice = observed.layers[:1]
         else:
-            cut = LayerCut(_module(self.forward_func, self.layer), at_input)
-            observed = observe(self.forward_func, inputs, extra, layer=cut)
+            observed = self._given(inputs, extra, at_input)
             choice = observed.layers
             if choice[0].geometry is None:
                 shape, advice = list(choice[0].output.value.shape), self._advice(choice[0], inputs, target, extra)
@@ -153,6 +164,15 @@ class GradCam(MapAttribution, LayerAttribution):
                 stacklevel=4,
             )
         return layer, gradient
+
+    def _given(self, inputs: Inputs, extra: Any, at_input: bool) -> Pass:
+        module = _module(self.forward_func, self.layer)
+        if not at_input:
+            cut = LayerCut(module)
+            observed = observe(self.forward_func, inputs, extra, layer=cut)
+            if not cut.comes_late:
+                return observed
+        return observe(self.forward_func, inputs, extra, layer=LayerKept(module, at_input))
 
     def _found(self, inputs: Inputs, extra: Any) -> Pass:
         observed = observe(self.forward_func, inputs, extra, layer=LayerFinder())
@@ -184,13 +204,15 @@ def _reached(layer: Layer, gradient: Tensor) -> Literal["patches", "others", "no
     return "others" if bool(tokens.any()) else "nothing"
 
 
-def _module(forward_func: Any, layer: nn.Module | str) -> nn.Module:
+def _module(forward_func: Any, layer: nn.Module | str | None) -> nn.Module:
     if isinstance(layer, nn.Module):
         return layer
-    model = forward_func.module if isinstance(forward_func, nn.DataParallel) else forward_func
-    model = getattr(model, "_orig_mod", model)
+    model = forward_func
+    while isinstance(model, nn.DataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod
     if not isinstance(layer, str) or not isinstance(model, nn.Module):
         raise ValueError(f"layer={layer!r} of a {type(model).__name__}; expected a module, or a path in a module.")
+    layer = layer.removeprefix("_orig_mod.").removeprefix("module.")
     try:
         return model.get_submodule(layer)
     except AttributeError:

@@ -123,11 +123,11 @@ class AttentionRollout(MapAttribution):
         layout = observed.record.require_blocks("AttentionRollout")
         with torch.inference_mode(False), torch.no_grad():
             row = self._readout(observed.record, layout, observed.score(target), readout).to(result_dtype(image))
-            layers = [block.attentions[0] for block in reversed(observed.record.blocks)]
+            layers = observed.record.blocks[::-1]
             _, heads, tokens, _ = layers[0].shape
             parts = []
             for images in image_chunks(len(image), 3 * heads * tokens**2 * row.element_size(), map_budget):
-                maps = (attention.map(images) for attention in layers)
+                maps = (block.maps(images) for block in layers)
                 parts.append(rollout(maps, row[images], head_fusion=head_fusion, discard_ratio=discard_ratio))
             patches = torch.cat(parts)[:, layout.patches]
         return checked.like(finish(patches.unflatten(1, layout.grid), image, upsample))

@@ -14,8 +14,8 @@ A rule belongs to a *function* of torch, never to a module. `RULE_SETS` lists wh
 In every set but `plain` a factor that only scales (a sigmoid, a softmax over channels, one over a norm) is constant.
 Batch norm is the affine map of its running statistics in all of them, with `epsilon` and `gamma` as a part of the map
 before it. Input times gradient plus the same over all biases is the logit under `libra` and `gamma`; under `attnlrp`
-and `epsilon` (for eps -> 0) where there is no attention; under `cp` with piecewise linear activations. The functions
-`cp`, `epsilon` and `gamma` make variants of a set.
+and `epsilon` (for eps -> 0) where there is no softmax (no attention); under `cp` with piecewise linear activations and
+no products of two activations. The functions `cp`, `epsilon` and `gamma` make variants of a set.
 
 `attnlrp`, `cp`, `epsilon` and `gamma` are layer-wise relevance propagation (LRP), which is claimed as patented by its
 authors.

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from .normalisation import affine, per_channel
-from .operation import Operation, Rule, scaled
+from .operation import Operation, Rule
+from .products import shared
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Epsilon(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, eps: float, axes: tuple[int, ...]) -> Tensor:  # type: ignore[override]
         wide = z.double() if z.dtype == torch.double else z.float()
-        stabilised = wide + wide.sign() * eps * wide.abs().amax(axes, keepdim=True)
+        stabilised = wide + wide.sign() * eps * (wide.abs().amax(axes, keepdim=True) if axes else wide.abs())
         ctx.save_for_backward(torch.where(wide == 0, 0, wide / stabilised).to(z.dtype))
         return z.clone()  # the model may overwrite it
 
@@ -58,8 +59,9 @@ class _Epsilon(torch.autograd.Function):
 class _Gamma(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, a: Tensor, gamma: float) -> Tensor:  # type: ignore[override]
-        sign = z.sign()
-        denominator = z * (1 + gamma / 2) + sign * a * (gamma / 2)
+        wide = torch.promote_types(z.dtype, torch.float32)
+        sign = z.sign().to(wide)
+        denominator = z.to(wide) * (1 + gamma / 2) + sign * a.to(wide) * (gamma / 2)
         # z / denominator is positive; with the sign of z it says both.
         ctx.save_for_backward(torch.where(denominator == 0, 0, sign * z / denominator))
         ctx.gamma = gamma
@@ -68,7 +70,8 @@ class _Gamma(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (signed,) = ctx.saved_tensors
-        return grad * signed.abs() * (1 + ctx.gamma / 2), grad * signed * (ctx.gamma / 2), None
+        on_z, on_a = grad * signed.abs() * (1 + ctx.gamma / 2), grad * signed * (ctx.gamma / 2)
+        return on_z.to(grad.dtype), on_a.to(grad.dtype), None
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,7 @@ def gamma(value: float) -> Around:
 
 def ordinary(op: Operation) -> Any:
     """A linear map with its ordinary gradient; a weight that depends on the image makes it a product, half for each."""
-    x, weight = op.args[0], op.argument(1, "weight")
-    if not (op.varies(x) and op.varies(weight)):
-        return op.run()
-    return op.replaced(lambda t: scaled(t, 0.5) if t is x or t is weight else t)
+    return shared(op, [op.args[0], op.argument(1, "weight")], halved=True)
 
 
 def linear_map(around: Around) -> Rule:
@@ -114,11 +114,16 @@ def linear_map(around: Around) -> Rule:
         if around.absolute:
             others = {key: value for key, value in op.kwargs.items() if key not in ("weight", "bias")}
             a = op.func(x.abs(), weight.abs(), None, *op.args[3:], **others)
-        layer = weight.ndim == 2
+        layer = weight.ndim <= 2
         parts = Parts(op.run(), a, bias if bias is None or layer else bias.view(-1, *(1,) * (weight.ndim - 2)))
-        return _finish(around, parts, (-1,) if layer else tuple(range(1 - weight.ndim, 0)), layer)
+        return _finish(around, parts, _axes(weight), layer)
 
     return rule
+
+
+def _axes(weight: Tensor) -> tuple[int, ...]:
+    """Over which axes of the output its largest value is taken; a layer of one output has none."""
+    return {1: (), 2: (-1,)}.get(weight.ndim, tuple(range(1 - weight.ndim, 0)))
 
 
 def batch_norm(convolution: Around, linear: Around) -> Rule:

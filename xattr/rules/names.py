@@ -25,22 +25,22 @@ HOMOGENEOUS = (
     )
     | frozenset("add __add__ __radd__ sub subtract __sub__ __rsub__ rsub neg negative __neg__ positive".split())
     | frozenset("sum mean nanmean nansum cumsum dropout dropout1d dropout2d dropout3d alpha_dropout diff".split())
-    | frozenset("feature_dropout feature_alpha_dropout trace lerp".split())
-    | frozenset("relu leaky_relu prelu rrelu threshold hardshrink softshrink abs absolute __abs__".split())
+    | frozenset("feature_dropout feature_alpha_dropout trace".split())
+    | frozenset("relu leaky_relu rrelu hardshrink abs absolute __abs__".split())
     | frozenset("max min amax amin maximum minimum fmax fmin median sort topk kthvalue msort".split())
-    | frozenset("norm vector_norm linalg_vector_norm linalg_norm frobenius_norm std".split())
+    | frozenset("frobenius_norm std".split())
     | frozenset(
         f"{kind}{size}d"
         for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
         for size in "123"
     )
     | frozenset("boolean_dispatch max_pool1d_with_indices max_pool2d_with_indices lp_pool1d lp_pool2d".split())
-    | frozenset("interpolate upsample upsample_bilinear upsample_nearest grid_sample embedding".split())
+    | frozenset("interpolate upsample upsample_bilinear upsample_nearest embedding".split())
     | frozenset(f"fft_{way}{kind}" for way in ("", "i", "r", "ir") for kind in ("fft", "fft2", "fftn"))
 )
 
 # Neither: their ordinary gradient is accepted where a set says that it keeps activations as they are.
 ACTIVATIONS = frozenset(
     "gelu silu mish hardswish glu relu6 hardtanh clamp clip clamp_min clamp_max elu selu celu tanh softsign tanhshrink "
-    "sigmoid hardsigmoid softplus logsigmoid exp log sqrt square pow __pow__ erf".split()
+    "sigmoid hardsigmoid softplus logsigmoid log_sigmoid exp log sqrt square pow __pow__ erf".split()
 )

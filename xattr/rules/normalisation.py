@@ -67,6 +67,7 @@ def group_norm(op: Operation) -> Tensor:
     """GroupNorm with a constant denominator: LayerNorm of each group, then the affine map over channels."""
     x, groups = op.args[0], op.argument(1, "num_groups")
     weight, bias, eps = op.argument(2, "weight"), op.argument(3, "bias"), op.argument(4, "eps", 1e-5)
+    weight = weight.detach() if op.varies(weight) else weight
     grouped = x.reshape(len(x), groups, -1)
     y = _ConstantDenominator.apply(grouped, [grouped.shape[-1]], None, None, eps, True).view_as(x)
     y = y if weight is None else y * per_channel(weight, x)
@@ -75,14 +76,24 @@ def group_norm(op: Operation) -> Tensor:
 
 def affine(op: Operation) -> tuple[Tensor, Tensor] | None:
     """Scale and shift of each channel of a batch norm in evaluation; `None` where it normalises by its batch."""
-    mean, var = op.argument(1, "running_mean"), op.argument(2, "running_var")
-    weight, bias, eps = op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
-    if op.func is torch.batch_norm:  # another order than F.batch_norm
-        weight, bias, mean, var = mean, var, weight, bias
+    mean, var, weight, bias = _statistics_and_parameters(op)
+    eps = op.argument(7, "eps", 1e-5)
     if mean is None or var is None:
         return None
     scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
     return scale, -mean * scale if bias is None else bias - mean * scale
+
+
+def _statistics_and_parameters(op: Operation) -> tuple[Tensor | None, ...]:
+    """Running mean and variance, weight and bias; a scale that depends on the image is constant."""
+    names = ("running_mean", "running_var", "weight", "bias")
+    if op.func in (torch.batch_norm, torch.instance_norm):  # another order than in torch.nn.functional
+        places = (3, 4, 1, 2)
+    else:
+        places = (1, 2, 3, 4)
+    mean, var, weight, bias = (op.argument(place, name) for place, name in zip(places, names, strict=True))
+    var, weight = (value.detach() if op.varies(value) else value for value in (var, weight))
+    return mean, var, weight, bias
 
 
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -108,7 +119,7 @@ def instance_norm(op: Operation) -> Any:
     """InstanceNorm with a constant denominator, or batch norm if it uses running statistics."""
     if not op.argument(5, "use_input_stats", True):
         return batch_norm(op)
-    x, weight, bias, eps = op.args[0], op.argument(3, "weight"), op.argument(4, "bias"), op.argument(7, "eps", 1e-5)
+    x, eps, (_, _, weight, bias) = op.args[0], op.argument(7, "eps", 1e-5), _statistics_and_parameters(op)
     y = _ConstantDenominator.apply(x.flatten(2), [x[0, 0].numel()], None, None, eps, True).view_as(x)
     y = y if weight is None else y * per_channel(weight, x)
     return y if bias is None else y + per_channel(bias, x)

@@ -20,15 +20,16 @@ class Operation:
         func: the function.
         args: positional arguments.
         kwargs: keyword arguments.
-        varies: whether a value depends on the image (constants of the model do not).
-        is_gate: whether a value is a squashed or inverted quantity that only scales others (sigmoid, tanh, erf, rsqrt).
+        varies: whether a value depends on the image and carries a gradient.
+        gate: how surely a value only scales others: 2 for what is squashed or inverted (sigmoid, softmax, one over a
+            norm), 1 for what is an activation of its own too (tanh), 0 for everything else.
     """
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     varies: Callable[[Any], bool]
-    is_gate: Callable[[Any], bool]
+    gate: Callable[[Any], int]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument, whether it was given by position or by name."""
@@ -71,9 +72,14 @@ class RuleSet:
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor itself, with its gradient times `factor`."""
-    if factor == 1:
+    """An operand, with its gradient times `factor`."""
+    if factor == 1 or not tensor.requires_grad:
         return tensor
-    if factor == 0:
-        return tensor.detach()
-    return tensor.detach() + factor * (tensor - tensor.detach())
+    return tensor.detach() if factor == 0 else scale_gradient(tensor.view_as(tensor), factor)
+
+
+def scale_gradient(made: Tensor, factor: float) -> Tensor:
+    """A tensor that was just made, with the gradient that arrives there times `factor`."""
+    if factor != 1 and made.requires_grad:
+        made.register_hook(lambda gradient: gradient * factor)
+    return made

@@ -23,6 +23,10 @@ _NORMALISATION: dict[str, Rule] = {
     "instance_norm": normalisation.instance_norm,
     "normalize": normalisation.normalize,
     "local_response_norm": elementwise.by_ratio(1.0),
+    **dict.fromkeys(("grid_sample", "prelu"), products.first_only),
+    "lerp": products.interpolated,
+    **dict.fromkeys(("threshold", "_threshold"), products.threshold),
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm", "vector_norm"), products.norm),
     **dict.fromkeys(("div", "__truediv__", "divide", "true_divide"), products.divide),
 }
 _BOUNDED: dict[str, Rule] = dict.fromkeys(
@@ -36,15 +40,17 @@ _GATED: dict[str, Rule] = {
     "hardswish": elementwise.hardswish,
     **_BOUNDED,
     **dict.fromkeys(("elu", "selu", "celu", "tanh", "softsign"), elementwise.by_ratio(1.0)),
-    "tanhshrink": elementwise.by_ratio(0.0),
+    **dict.fromkeys(("tanhshrink", "softshrink"), elementwise.by_ratio(0.0)),
 }
 _HALVED: dict[str, Rule] = {
     **dict.fromkeys(("linear", *_CONVOLUTIONS), linear_maps.ordinary),
-    **dict.fromkeys(_MULTIPLY, products.multiply),
-    **dict.fromkeys((*_MATRIX_PRODUCTS, "dot", "inner", "outer", "ger", "kron", "bilinear"), products.multilinear),
+    **dict.fromkeys(
+        (*_MULTIPLY, *_MATRIX_PRODUCTS, "dot", "inner", "outer", "ger", "kron", "bilinear"), products.product
+    ),
     **dict.fromkeys(("addmm", "baddbmm", "addcmul"), products.added_product),
     **dict.fromkeys(("pow", "__pow__"), products.power),
     "square": products.square,
+    "sqrt": products.square_root,
 }
 
 
@@ -64,11 +70,11 @@ PLAIN = RuleSet("plain", _frozen({"batch_norm": normalisation.batch_norm}))
 """The ordinary gradient."""
 
 _CONSTANT_ATTENTION = (0.0, 1.0)
-_LIBRA = _frozen(_NORMALISATION, _GATED, _HALVED, dict.fromkeys(_MATRIX_PRODUCTS, products.matrix_product))
+_LIBRA = _frozen(_NORMALISATION, _GATED, _HALVED)
 LIBRA = RuleSet("libra", _LIBRA, _CONSTANT_ATTENTION, HOMOGENEOUS)
 """LibraGrad (arXiv:2411.16760): complete wherever it applies."""
 
-_ATTNLRP = _frozen(_NORMALISATION, _GATED, _HALVED)
+_ATTNLRP = _frozen(_LIBRA, dict.fromkeys(_MATRIX_PRODUCTS, products.multilinear))
 ATTNLRP = RuleSet("attnlrp", _ATTNLRP, (0.25, 0.5), HOMOGENEOUS | {"softmax"})
 """AttnLRP (arXiv:2402.05602): half of the relevance to each factor of a product, attention included."""
 
@@ -82,10 +88,7 @@ def cp(activation: Literal["ordinary", "gate"] = "ordinary") -> RuleSet:
     """
     if activation not in ("ordinary", "gate"):
         raise ValueError(f'activation={activation!r}; expected "ordinary" or "gate".')
-    gate_only = {
-        **dict.fromkeys(_MULTIPLY, products.gate_only),
-        **dict.fromkeys(_MATRIX_PRODUCTS, products.matrix_gate_only),
-    }
+    gate_only: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_MATRIX_PRODUCTS), products.gate_only)
     rules = _frozen(_NORMALISATION, _GATED if activation == "gate" else _BOUNDED, gate_only)
     return RuleSet("cp", rules, _CONSTANT_ATTENTION, HOMOGENEOUS | _HALVED.keys() | ACTIVATIONS)
 

@@ -12,7 +12,7 @@ from .errors import (
     XattrError,
 )
 from .inputs import Inputs
-from .layers import Layer, LayerCut, LayerFinder
+from .layers import Layer, LayerCut, LayerFinder, LayerKept
 from .observe import Pass, attention_maps, observe
 from .outputs import Target
 from .preprocessing import Preprocessing, preprocessing
@@ -28,6 +28,7 @@ __all__ = [
     "Layer",
     "LayerCut",
     "LayerFinder",
+    "LayerKept",
     "Layout",
     "LoadError",
     "MethodError",

@@ -13,16 +13,24 @@ from ..rules.names import BY_FIRST, MOVES
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
 MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
-GATES = frozenset("sigmoid tanh erf hardsigmoid softmax rsqrt reciprocal __rtruediv__ __rdiv__".split())
+# What squashes or inverts, so that its result only scales others; 1 where it is an activation of its own too.
+GATES = dict.fromkeys("sigmoid erf hardsigmoid softmax rsqrt reciprocal __rtruediv__ __rdiv__".split(), 2) | {"tanh": 1}
+DIVISIONS = frozenset("div __truediv__ divide true_divide".split())
 # What acts on each entry by itself, and what keeps the geometry of a picture while it changes its grid.
 BY_ENTRY = frozenset(
     "layer_norm group_norm batch_norm instance_norm rms_norm normalize gelu relu relu6 silu mish elu selu celu prelu "
     "hardswish hardsigmoid hardtanh leaky_relu sigmoid tanh softplus softsign erf exp log log1p sqrt rsqrt square pow "
     "__pow__ abs neg __neg__ reciprocal clamp clamp_min clamp_max maximum minimum where masked_fill nan_to_num dropout "
     "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ multiply div __truediv__ __rtruediv__ divide lerp "
-    "addcmul addcdiv copy to float half bfloat16 double type type_as detach requires_grad".split()
+    "addcmul addcdiv copy to float half bfloat16 double type type_as detach requires_grad dropout1d dropout2d "
+    "alpha_dropout feature_alpha_dropout feature_dropout subtract rsub true_divide threshold _threshold hardshrink "
+    "softshrink tanhshrink logsigmoid log_sigmoid rrelu cos sin local_response_norm negative abs absolute".split()
 )
-REGRIDS = frozenset("conv2d max_pool2d avg_pool2d adaptive_avg_pool2d interpolate pad".split())
+REGRIDS = frozenset(
+    "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d lp_pool2d interpolate "
+    "upsample".split()
+)
+JOINS = frozenset("cat concat concatenate".split())
 # Constants in the shape of an argument.
 CONSTANTS = frozenset(
     "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
@@ -38,8 +46,9 @@ KEEPS_GATE = (
     | BY_FIRST
     | KEEPS_SOFT
     | frozenset(
-        "add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__ div __truediv__ __rtruediv__ sum mean "
-        "linear conv1d conv2d".split()
+        "add __add__ __radd__ sub __sub__ __rsub__ rsub mul __mul__ __rmul__ div __truediv__ __rtruediv__ neg __neg__ "
+        "negative sum mean max min amax amin maximum minimum clamp where nan_to_num interpolate pow __pow__ square "
+        "sqrt linear conv1d conv2d matmul __matmul__ bmm einsum".split()
     )
 )
 
@@ -105,10 +114,15 @@ def is_softmax_over_keys(name: str, args: Any, kwargs: Any) -> bool:
     return name == "softmax" and args[0].ndim > 2 and axis in (-1, args[0].ndim - 1)
 
 
-def is_gate(name: str, args: Any) -> bool:
-    """Whether a call squashes or inverts: its result only scales others."""
-    negative = name in ("pow", "__pow__") and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] < 0
-    return name in GATES or negative
+def gate_of(name: str, args: Any, kwargs: Any, varies: Callable[[Any], bool]) -> int:
+    """How surely what a call returns only scales others, by the call itself; see `Operation.gate`."""
+    if name in ("pow", "__pow__"):
+        exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
+        exponent = float(exponent) if isinstance(exponent, torch.Tensor) and exponent.numel() == 1 else exponent
+        return 2 if isinstance(exponent, (int, float)) and exponent < 0 else 0
+    if name in DIVISIONS and not varies(args[0]):
+        return 2
+    return GATES.get(rule_name(name), 0)
 
 
 def rule_name(name: str) -> str:
@@ -121,7 +135,9 @@ def rule_name(name: str) -> str:
 def without_overwriting(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """The call that returns what this one writes over its first argument."""
     if writes_in_place(name):
-        return getattr(torch.Tensor, rule_name(name)), args, kwargs
+        # `F.elu_` and `torch.selu_` have no method.
+        plain = (getattr(room, rule_name(name), None) for room in (torch.Tensor, torch, F))
+        return next(filter(None, plain)), args, kwargs
     position = _INPLACE_POSITIONS.get(func, len(args))
     args = (*args[:position], *([False] if len(args) > position else []), *args[position + 1 :])
     return func, args, {key: value for key, value in kwargs.items() if key != "inplace"}

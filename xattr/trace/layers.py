@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from .._nested import replace_tensors, tensors_in
+from .._nested import tensors_in
 from . import places
 from .marks import Marks
 from .places import Geometry
@@ -30,17 +33,32 @@ class Layer:
     geometry: Geometry | None
 
 
+@dataclass
+class _Candidate:
+    path: str
+    output: Activation
+    place: Tensor | None
+    own: int
+
+
 class LayerWatch:
     """Sees the modules, attentions and residual sums of a pass, and picks layers; this one picks none."""
 
     needs_graph = True
     """Whether gradients lead to the inputs."""
+    is_given = False
+    """Whether there is one layer, which has to run."""
 
-    def entering(self, marks: Marks, module: nn.Module, path: str, args: Any) -> Any:
-        """A module is called; returns other arguments, or `None`."""
+    @property
+    def path(self) -> str | None:
+        """Dotted path of the layer, if there is one and it ran."""
+        return None
 
-    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> Any:
-        """A module has run; returns another output, or `None`."""
+    def entering(self, marks: Marks, module: nn.Module, path: str, args: Any) -> None:
+        """A module is called."""
+
+    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
+        """A module has run."""
 
     def attention(self, of_map: int, of_values: int) -> None:
         """An attention has run, with these ancestors of its map and of its values."""
@@ -56,52 +74,88 @@ class LayerWatch:
         return []
 
 
-class LayerCut(LayerWatch):
-    """Cuts a module out of the graph: behind it the graph begins anew, nothing before it is kept.
+class LayerKept(LayerWatch):
+    """Keeps what a module returned, or took.
 
     Args:
-        module: the layer; where it runs more than once, the last call counts.
-        at_input: cut in front of it.
+        module: the layer; where it runs more than once, the last call that the scores depend on counts.
+        at_input: keep what it takes.
     """
 
-    needs_graph = False
+    is_given = True
 
     def __init__(self, module: nn.Module, at_input: bool = False) -> None:
         self._module = module
         self._at_input = at_input
-        self._found: list[Layer] = []
+        self._kept: list[_Candidate] = []
 
-    def entering(self, marks: Marks, module: nn.Module, path: str, args: Any) -> Any:
-        """The arguments to go on with."""
-        return self._cut(marks, path, args) if self._at_input and module is self._module else None
+    @property
+    def path(self) -> str | None:
+        """Dotted path of the module, if it ran."""
+        return self._kept[-1].path if self._kept else None
 
-    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> Any:
-        """The output to go on with."""
-        return None if self._at_input or module is not self._module else self._cut(marks, path, output)
+    def entering(self, marks: Marks, module: nn.Module, path: str, args: Any) -> None:
+        """Keep the arguments."""
+        if self._at_input and module is self._module:
+            self._keep(marks, path, args)
 
-    def _cut(self, marks: Marks, path: str, value: Any) -> Any:
-        varying = [t for t in tensors_in(value) if marks.varies(t) and t.is_floating_point()]
-        if not varying:
-            return None
-        known = {id(t): places.geometry(marks.place(t)) for t in varying}
-        chosen = next((t for t in varying if known[id(t)] is not None), varying[0])
-        leaf = chosen.detach().requires_grad_()
-        self._found = [Layer(path, Activation.of(leaf), known[id(chosen)])]
-        stand_in = leaf.clone()  # the model may overwrite it
-        marks.put_new(stand_in, marks.of(chosen), marks.place(chosen))
-        return replace_tensors(value, lambda t: stand_in if t is chosen else t)
+    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
+        """Keep the output."""
+        if not self._at_input and module is self._module:
+            self._keep(marks, path, output)
+
+    def _keep(self, marks: Marks, path: str, value: Any) -> None:
+        for tensor in {id(t): t for t in tensors_in(value)}.values():
+            if marks.varies(tensor) and tensor.is_floating_point():
+                with torch._C.DisableTorchFunction():  # the pass does not see it
+                    output = self._output(marks, tensor)
+                self._kept.append(_Candidate(path, output, marks.place(tensor), marks.own(tensor)))
+
+    def _output(self, marks: Marks, tensor: Tensor) -> Activation:
+        return Activation.of(tensor)
+
+    def before_write(self, target: Tensor) -> None:
+        """What is kept is copied before it is overwritten."""
+        _copy_shared(self._kept, target)
 
     def result(self, marks: Marks, scores: Tensor) -> list[Layer]:
-        """The layer, if it ran."""
-        return self._found
+        """The layer, if the scores depend on it: of several tensors the last with known cells."""
+        reached = marks.ancestors(scores)
+        kept = [candidate for candidate in reversed(self._kept) if candidate.own & reached]
+        layers = [Layer(c.path, c.output, places.geometry(c.place)) for c in kept]
+        return sorted(layers, key=lambda layer: layer.geometry is None)[:1]
 
 
-@dataclass
-class _Candidate:
-    path: str
-    output: Activation
-    place: Tensor | None
-    own: int
+class LayerCut(LayerKept):
+    """Cuts a module's output out of the graph: behind it the graph begins anew, nothing before it is kept.
+
+    What the layer returned keeps its place in memory, so that everybody who holds it, or a view of it, goes on from the
+    cut.
+
+    Attributes:
+        comes_late: it returned something that others may have read before, as an identity does.
+    """
+
+    needs_graph = False
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.comes_late = False
+        self._newest = 0
+
+    def entering(self, marks: Marks, module: nn.Module, path: str, args: Any) -> None:
+        """Note what was there before."""
+        if module is self._module:
+            self._newest = marks.newest
+
+    def _output(self, marks: Marks, tensor: Tensor) -> Activation:
+        self.comes_late |= marks.own(tensor) <= self._newest
+        # The values stay the same, so nothing that was saved for a backward is spoilt.
+        with _unsafe_preserve_version_counter(tensor):
+            leaf = tensor.detach().clone().requires_grad_()
+            tensor.copy_(leaf)
+        marks.cut(tensor, leaf)
+        return Activation.of(leaf)
 
 
 class LayerFinder(LayerWatch):
@@ -120,17 +174,16 @@ class LayerFinder(LayerWatch):
         self._chosen: _Candidate | None = None
         self._newest = 0  # ancestors of the last attention's map and values
 
-    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> Any:
-        """The output is remembered."""
-        for tensor in tensors_in(output):
-            own = marks.own(tensor)
-            if own and tensor.ndim > 2 and tensor.is_floating_point():
-                if self._recent and self._recent[-1].own == own:
-                    self._recent[-1].path = path  # a container that returns what its last part made
-                else:
-                    self._recent.append(_Candidate(path, Activation.of(tensor), marks.place(tensor), own))
-                break
-        return None
+    def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
+        """The output is remembered, if it is one tensor."""
+        own = marks.own(output)
+        if not own or not path or output.ndim < 3 or not output.is_floating_point():
+            return
+        known = [candidate for candidate in self._recent if candidate.own == own]
+        if not known:
+            self._recent.append(_Candidate(path, Activation.of(output), marks.place(output), own))
+        elif known[-1].path.startswith(f"{path}."):
+            known[-1].path = path  # a container that returns what its last part made
 
     def attention(self, of_map: int, of_values: int) -> None:
         """What map and values both come from is read by the attention."""
@@ -148,11 +201,7 @@ class LayerFinder(LayerWatch):
 
     def before_write(self, target: Tensor) -> None:
         """What was remembered is copied before it is overwritten."""
-        memory = target.untyped_storage().data_ptr()
-        for candidate in (*self._recent, *self._read, *filter(None, [self._chosen])):
-            value = candidate.output.value
-            if value.untyped_storage().data_ptr() == memory:
-                candidate.output = Activation(value.clone(), candidate.output.edge)
+        _copy_shared([*self._recent, *self._read, *filter(None, [self._chosen])], target)
 
     def result(self, marks: Marks, scores: Tensor) -> list[Layer]:
         """Layers in which the image's cells can be told, best first."""
@@ -168,9 +217,30 @@ class LayerFinder(LayerWatch):
         chosen = None if self._chosen is None else found.get(self._chosen.own)
         if chosen is not None and _grid(chosen) == _grid(ordered[0]):
             ordered = [chosen, *(layer for layer in ordered if layer is not chosen)]
-        elif max(found) < self._newest:
-            return []  # the cells were lost from sight before the last attention
+        elif max(found) < max(self._newest, self._lost(reached)):
+            return []  # the cells were lost from sight before the last attention, or the last feature map
         return ordered
+
+    def _lost(self, reached: int) -> int:
+        """The last feature map in which the cells are not known."""
+        lost = (
+            candidate.own
+            for candidate in self._recent
+            if candidate.output.value.ndim == 4
+            and min(candidate.output.value.shape[2:]) > 1
+            and candidate.own & reached
+            and places.geometry(candidate.place) is None
+        )
+        return max(lost, default=0)
+
+
+def _copy_shared(candidates: Iterable[_Candidate], target: Tensor) -> None:
+    """Give those that share the memory of a tensor one of their own."""
+    memory = target.untyped_storage().data_ptr()
+    for candidate in candidates:
+        value = candidate.output.value
+        if value.untyped_storage().data_ptr() == memory:
+            candidate.output = Activation(value.clone(), candidate.output.edge)
 
 
 def _grid(layer: Layer) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 _HELD: dict[nn.Module, int] = {}
 _LOCK = threading.Lock()
 
-Seen: TypeAlias = Callable[[nn.Module, str, Any], Any]
+Seen: TypeAlias = Callable[[nn.Module, str, Any], None]
 
 
 class ModuleWatch:
@@ -26,8 +26,8 @@ class ModuleWatch:
     this flag is touched, and it is put back also after an exception.
 
     Args:
-        entering: called with the module, its path and its arguments; returns others, or `None`.
-        leaving: called with the module, its path and its output; returns another, or `None`.
+        entering: called with the module, its path and its arguments.
+        leaving: called with the module, its path and its output.
     """
 
     def __init__(self, entering: Seen | None = None, leaving: Seen | None = None) -> None:
@@ -59,9 +59,9 @@ class ModuleWatch:
                 return self._names[id(module)]
         return ""
 
-    def _enter_module(self, module: nn.Module, args: Any) -> Any:
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
-            return None
+            return
         if id(module) not in self._names:
             self._names.update({id(m): name for name, m in module.named_modules() if id(m) not in self._names})
         with _LOCK:
@@ -70,16 +70,18 @@ class ModuleWatch:
                 _HELD[module] = _HELD.get(module, 0) + 1
                 module.training = False
         self._stack.append((module, held))
-        return self._entering(module, self.path(), args) if self._entering is not None else None
+        if self._entering is not None:
+            self._entering(module, self.path(), args)
 
-    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
-            return None
+            return
         path = self._names.get(id(module), "")
         # A module that raised, and whose caller went on, still lies above its caller.
         while self._stack and self._pop() is not module:
             pass
-        return self._leaving(module, path, output) if self._leaving is not None else None
+        if self._leaving is not None:
+            self._leaving(module, path, output)
 
     def _pop(self) -> nn.Module:
         module, held = self._stack.pop()

@@ -93,9 +93,9 @@ def observe(
                 f"{type(model).__name__}. It is scripted, exported, runs in another thread, or does not use its input. "
                 f"Explain the original model."
             )
-        if not whole and not scores.requires_grad:
-            seen = [layer.path for layer in trace.layers(scores)]
-            why = f"{seen[0]!r} has no influence on the scores" if seen else "did not run in this pass"
+        if layer is not None and layer.is_given and not trace.layers(scores):
+            why = "did not run in this pass, or was called by keywords alone"
+            why = why if layer.path is None else f"{layer.path!r} has no influence on the scores"
             raise InputError(f"the layer {why}; expected a module of the model that leads to its output.")
         if not scores.requires_grad:
             raise UnseenError(

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from .._nested import replace_tensors, tensors_in
 from ..rules.names import BY_FIRST, MOVES
-from .functions import BY_ENTRY, REGRIDS, rule_name
+from .functions import BY_ENTRY, JOINS, REGRIDS, rule_name
 from .record import Layout
 
 NOWHERE = -1
-_CELL, _SIDE = 20, 10  # bits of a cell's number and of each side of a grid; the rest is the image's number
+_CELL, _SIDE = 26, 13  # bits of a cell's number and of each side of a grid; the rest is the image's number
 _IMAGE = _CELL + 2 * _SIDE
 
 Lookup = Callable[[Any], Tensor | None]
@@ -54,14 +54,14 @@ def carried(
     lost: list[Tensor | None] = [None] * len(outputs)
     first = place(args[0]) if args else None
     if name in MOVES:
-        return _moved(func, args, kwargs, outputs, place, varies) or lost
+        return _moved(func, name, args, kwargs, outputs, place, varies) or lost
     if len(outputs) != 1 or not any(place(t) is not None for t in tensors_in((args, kwargs))):
         return lost
     (out,) = outputs
-    if name == "pad" and first is not None and not _in_order(first):
+    if name == "pad" and first is not None:
         return [_padded(func, first, args, kwargs)]
     if name in REGRIDS:
-        return [of_picture(out) if first is not None and _in_order(first) else None]
+        return [of_picture(out) if first is not None and _in_order(first, _reach(name, args, kwargs)) else None]
     if name == "__setitem__" and first is not None:
         return [None if varies(args[2]) and place(args[2]) is None else _assigned(first, args, place)]
     if name in BY_FIRST and first is not None:
@@ -71,20 +71,60 @@ def carried(
         return [None if cells is None else cells.expand(*first.shape[:-1], out.shape[-1])]
     if rule_name(name) not in BY_ENTRY:
         return lost
-    alike = [p for p in map(place, tensors_in((args, kwargs))) if p is not None and p.shape == out.shape]
-    agree = alike and all(p is alike[0] or torch.equal(p, alike[0]) for p in alike[1:])
-    return [alike[0]] if agree else lost
+    return [_agreed([p for p in map(place, tensors_in((args, kwargs))) if p is not None and p.shape == out.shape])]
 
 
-def _in_order(places: Tensor) -> bool:
+def _agreed(alike: list[Tensor]) -> Tensor | None:
+    """The places that tensors share; what comes from nowhere agrees with all."""
+    if not alike:
+        return None
+    result = alike[0]
+    for other in alike[1:]:
+        if other is result or torch.equal(other, result):
+            continue
+        if bool(((other != result) & (other != NOWHERE) & (result != NOWHERE)).any()):
+            return None
+        result = torch.where(result == NOWHERE, other, result)
+    return result
+
+
+def _in_order(places: Tensor, margin: int = 0) -> bool:
+    """Whether a picture lies in order, but for a margin from nowhere of less than `margin` entries on each side."""
+    if margin and places.ndim == 4 and bool((places[0, 0] == NOWHERE).any()):
+        known = places[0, 0] != NOWHERE
+        rows, columns = (torch.nonzero(known.any(axis))[:, 0] for axis in (1, 0))
+        if not len(rows):
+            return False
+        (top, bottom), (left, right) = rows.aminmax(), columns.aminmax()
+        sides = top, known.shape[0] - 1 - bottom, left, known.shape[1] - 1 - right
+        if max(map(int, sides)) >= margin:
+            return False
+        places = places[..., top : bottom + 1, left : right + 1]
     wanted = of_picture(places)
     if wanted is None or not torch.equal(places[:, :1], wanted[:, :1]):
         return False
     return places.stride(1) == 0 or bool((places == places[:, :1]).all())
 
 
+def _reach(name: str, args: Any, kwargs: Any) -> int:
+    """The longer side of the window of a convolution or pooling."""
+    if "conv" in name:
+        weight = args[1] if len(args) > 1 else kwargs["weight"]
+        return int(max(weight.shape[-2:]))
+    size = args[1] if len(args) > 1 else kwargs.get("kernel_size", 0)
+    if "adaptive" in name or name in ("interpolate", "upsample"):
+        return 0
+    return int(max(size)) if isinstance(size, (tuple, list)) else int(size or 0)
+
+
 def _moved(
-    func: Any, args: Any, kwargs: Any, outputs: list[Tensor], place: Lookup, varies: Callable[[Any], bool]
+    func: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    outputs: list[Tensor],
+    place: Lookup,
+    varies: Callable[[Any], bool],
 ) -> list[Tensor | None] | None:
     def stand_in(tensor: Tensor) -> Tensor:
         found = place(tensor)
@@ -94,6 +134,10 @@ def _moved(
         return tensor.cpu() if not tensor.is_floating_point() else _nowhere(tensor.shape)
 
     operands = list(tensors_in((args, kwargs)))
+    if name in JOINS:
+        # A single token cannot hold a grid: it comes from nowhere.
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        operands = [t for t in operands if place(t) is not None or t.shape[axis] > 1]
     unknown = (varies(t) and t.is_floating_point() and place(t) is None for t in operands)
     if any(unknown) or all(place(t) is None for t in operands):
         return None
@@ -101,6 +145,8 @@ def _moved(
         moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
     except (RuntimeError, TypeError, IndexError):
         return None
+    if name == "__getitem__":
+        moved = [of_picture(m) if _is_lattice(m) else m for m in moved]  # type: ignore[misc]
     fits = len(moved) == len(outputs) and all(m.shape == o.shape for m, o in zip(moved, outputs, strict=True))
     return list(map(_light, moved)) if fits else None
 
@@ -124,10 +170,26 @@ def _joined(places: Tensor) -> Tensor | None:
 
 
 def _padded(func: Any, places: Tensor, args: Any, kwargs: Any) -> Tensor | None:
-    """What is no picture in order, padded: the margin comes from nowhere."""
-    mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
-    amounts = args[1] if len(args) > 1 else kwargs["pad"]
-    return _light(func(places, amounts, value=NOWHERE)) if mode == "constant" else None
+    """The margin comes from nowhere, also where it repeats a part of the picture."""
+    amounts = list(args[1] if len(args) > 1 else kwargs["pad"])
+    return _light(torch.nn.functional.pad(places, amounts, value=NOWHERE))
+
+
+def _is_lattice(places: Tensor) -> bool:
+    """Whether every n-th row and every m-th column of a picture is there: a coarser picture."""
+    if places.ndim != 4 or places.stride(1) != 0 or min(places.shape[2:]) < 2 or bool((places == NOWHERE).any()):
+        return False
+    grid, cell = (places[0, 0, 0, 0] & (1 << _IMAGE) - 1) >> _CELL, places[:, 0] & (1 << _CELL) - 1
+    height, width = int(grid) >> _SIDE, int(grid) & (1 << _SIDE) - 1
+    rows, columns = cell // width, cell % width
+    step, stride = int(rows[0, 1, 0] - rows[0, 0, 0]), int(columns[0, 0, 1] - columns[0, 0, 0])
+    top, left = int(rows[0, 0, 0]), int(columns[0, 0, 0])
+    if step < 1 or stride < 1 or step * stride == 1 or top >= step or left >= stride:
+        return False
+    wanted = [torch.arange(a, n, by) for a, n, by in ((top, height, step), (left, width, stride))]
+    same = cell.shape[1:] == (len(wanted[0]), len(wanted[1]))
+    same = same and torch.equal(cell, (wanted[0][:, None] * width + wanted[1]).expand_as(cell))
+    return same and images_in_order(places, len(places))
 
 
 def _assigned(places: Tensor, args: Any, place: Lookup) -> Tensor:
@@ -163,6 +225,15 @@ def images_in_order(places: Tensor | None, batch: int) -> bool:
     return bool(((owner == wanted) | (owner == NOWHERE)).all())
 
 
+def layout_and_order(places: Tensor | None) -> tuple[Layout | None, bool]:
+    """The token layout of `[B, N, D]`, or else of `[N, B, D]`; whether it is the second."""
+    found = layout(places)
+    if found is not None or places is None or places.ndim != 3:
+        return found, False
+    found = layout(places.transpose(0, 1))
+    return found, found is not None
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How to read a tensor as tokens.
@@ -183,22 +254,30 @@ class Geometry:
 
 
 def geometry(places: Tensor | None) -> Geometry | None:
-    """How to read a tensor with these places: the axes along which they stay the same are channels."""
+    """How to read a tensor with these places: the axes along which they stay the same are channels.
+
+    Images are the first axis, or the second where tokens come first.
+    """
     if places is None or places.ndim < 3:
         return None
-    channels = [
+    alike = [
         axis
-        for axis in range(1, places.ndim)
+        for axis in range(places.ndim)
         if places.stride(axis) == 0 or bool((places == places.narrow(axis, 0, 1)).all())
     ]
-    tokens = [axis for axis in range(1, places.ndim) if axis not in channels]
-    if not tokens or not channels:
-        return None
-    for axis in channels:
-        places = places.narrow(axis, 0, 1)
-    order = (0, *tokens, *channels)
-    found = layout(places.permute(order).flatten(1, len(tokens)).flatten(2))
-    return Geometry(found, order, len(tokens)) if found is not None else None
+    for images in (0, 1):
+        channels = [axis for axis in alike if axis != images]
+        tokens = [axis for axis in range(places.ndim) if axis not in (images, *channels)]
+        if not tokens or not channels:
+            continue
+        thin = places
+        for axis in channels:
+            thin = thin.narrow(axis, 0, 1)
+        order = (images, *tokens, *channels)
+        found = layout(thin.permute(order).flatten(1, len(tokens)).flatten(2))
+        if found is not None:
+            return Geometry(found, order, len(tokens))
+    return None
 
 
 def layout(places: Tensor | None) -> Layout | None:

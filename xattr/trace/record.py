@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,29 @@ class Activation:
     """A tensor of the pass: its value, and the place in the graph where its gradient arrives.
 
     The place is kept instead of the tensor, so that a later in-place operation changes neither.
+
+    Attributes:
+        value: its value.
+        edge: where its gradient arrives.
+        swapped: the first two axes of `value` are swapped: the model has tokens first, images second.
     """
 
     value: Tensor
     edge: GradientEdge | None
+    swapped: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor, copy: bool = False) -> Activation:
-        """Remember a tensor; `copy` where it is about to be overwritten."""
-        value = tensor.detach()
-        return cls(value.clone() if copy else value, get_gradient_edge(tensor) if tensor.requires_grad else None)
+    def of(cls, tensor: Tensor, copy: bool = False, swapped: bool = False) -> Activation:
+        """Remember a tensor; `copy` where it is about to be overwritten, `swapped` to have images first."""
+        value = tensor.detach().clone() if copy else tensor.detach()
+        edge = get_gradient_edge(tensor) if tensor.requires_grad else None
+        return cls(value.transpose(0, 1) if swapped else value, edge, swapped)
+
+    def as_value(self, gradient: Tensor | None) -> Tensor:
+        """A gradient that arrived here, in the shape of the value; heads may be folded into the batch there."""
+        if gradient is None:
+            return torch.zeros_like(self.value)
+        return gradient.transpose(0, 1) if self.swapped else gradient.reshape(self.value.shape)
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,7 @@ class Block:
 
     Attributes:
         path: dotted path of the module in which the attention ran.
-        attentions: what `a` was computed from.
+        attentions: what `a` was computed from; several if they run side by side.
         x: the skip, `[B, N, D]`.
         a: the branch as it enters the sum.
         z: the sum.
@@ -135,6 +148,25 @@ class Block:
     a: Tensor
     z: Activation
     projection: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(B, H, N, M)` of the maps, with the heads of all attentions."""
+        batch, _, rows, columns = self.attentions[0].shape
+        return batch, sum(attention.shape[1] for attention in self.attentions), rows, columns
+
+    def maps(self, images: slice = slice(None)) -> Tensor:
+        """The attention maps of all heads, `[B, H, N, M]`."""
+        return _joined([attention.map(images) for attention in self.attentions])
+
+    def map_gradients(self, out_gradients: Sequence[Tensor], images: slice = slice(None)) -> Tensor:
+        """`df/dA` of all heads, `[B, H, N, M]`, from the gradient of what each attention returned."""
+        pairs = zip(self.attentions, out_gradients, strict=True)
+        return _joined([attention.map_gradient(gradient, images) for attention, gradient in pairs])
+
+    def values(self, images: slice = slice(None)) -> Tensor:
+        """The values of all heads, `[B, H, M, d]`."""
+        return _joined([attention.values[images] for attention in self.attentions])
 
 
 @dataclass
@@ -187,11 +219,10 @@ class Record:
                 raise self._unsupported(method, f"block {block.path!r} works on {list(block.z.value.shape)}")
             if any(attention.out.value.ndim != 4 for attention in block.attentions):
                 raise self._unsupported(method, f"the attention {block.path!r} has more axes than [B, H, N, d]")
-            if len(block.attentions) != 1:
-                raise self._unsupported(method, f"{len(block.attentions)} attentions meet in one sum at {block.path!r}")
-            if block.attentions[0].shape[0::2] != (batch, count) or block.attentions[0].shape[3] != count:
-                found = f"the attention {block.path!r} has maps [B, H, N, M] = {list(block.attentions[0].shape)}"
-                raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
+            for attention in block.attentions:
+                if attention.shape[0::2] != (batch, count) or attention.shape[3] != count:
+                    found = f"the attention {attention.path!r} has maps [B, H, N, M] = {list(attention.shape)}"
+                    raise self._unsupported(method, f"{found}, not tokens x tokens (windows, reduced keys or channels)")
         if self.layout is None:
             raise self._unsupported(
                 method, f"no grid of patches from a convolution lies row by row in its {tokens} tokens throughout"
@@ -216,6 +247,10 @@ def chunks(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(count, start + size)) for start in range(0, count, size))
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor
 
@@ -232,9 +267,4 @@ def gradients(score: Tensor, places: list[Activation]) -> list[Tensor]:
     with torch.inference_mode(False), torch.enable_grad():
         total = score.sum()
     found = iter(torch.autograd.grad(total, reached, allow_unused=True) if reached else ())
-    result = [None if place.edge is None else next(found) for place in places]
-    # Heads that are folded into the batch have their gradient in that shape.
-    return [
-        torch.zeros_like(p.value) if g is None else g.reshape(p.value.shape)
-        for p, g in zip(places, result, strict=True)
-    ]
+    return [place.as_value(None if place.edge is None else next(found)) for place in places]

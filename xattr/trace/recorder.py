@@ -14,7 +14,7 @@ from . import places
 from .functions import ADDITIONS
 from .layers import LayerWatch
 from .marks import Mark, Marks
-from .record import Activation, Attention, Block, Record
+from .record import Activation, Attention, Block, Layout, Record
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class _Sum:
     skip: Mark
     x: Activation
     a: Tensor
+    layout: Layout | None
 
 
 class Recorder:
@@ -88,12 +89,22 @@ class Recorder:
         )
         self._add(attention, ancestry, result)
 
-    def explicit_attention(self, weights: Tensor, values: Tensor, out: Tensor, result: Mark) -> None:
-        """A softmax that meets its values in a matrix product."""
-        ancestry = self._marks.ancestors(weights), self._marks.ancestors(values)
+    def explicit_attention(
+        self,
+        weights: Tensor,
+        values: Tensor,
+        out: Tensor,
+        result: Mark,
+        weights_given: Tensor | None = None,
+        values_given: Tensor | None = None,
+    ) -> None:
+        """A softmax that meets its values in a matrix product; `..._given` where they were given in another order."""
+        weights_given = weights if weights_given is None else weights_given
+        values_given = values if values_given is None else values_given
+        ancestry = self._marks.ancestors(weights_given), self._marks.ancestors(values_given)
         met = [bit for bit, _ in self._softmaxes if bit & ancestry[0]]
         self._met.update(met[-1:])
-        self._check_images(values)
+        self._check_images(values_given)
         parts = [out.detach(), values.detach(), weights.detach()]
         if out.ndim == 3:
             # [B H, N, d] has its heads folded into the batch, image by image; [B, N, d] is one head.
@@ -133,9 +144,11 @@ class Recorder:
                 continue
             read = all(skip.own & of_map & of_values for of_map, of_values in (self._ancestry[i] for i in opened))
             if read and not kwargs and p.shape == a.shape:
-                x, branch_value = (Activation.of(t, copy=t is target) for t in (p, a))
-                return _Sum(opened, skip, x, branch_value.value)
-            self._joined.update(opened)
+                layout, swapped = places.layout_and_order(skip.place)
+                x, branch_value = (Activation.of(t, t is target, swapped) for t in (p, a))
+                return _Sum(opened, skip, x, branch_value.value, layout)
+            if not skip.open - branch.open:  # else two attentions side by side are summed
+                self._joined.update(opened)
         return None
 
     def close(self, found: _Sum, z: Tensor) -> None:
@@ -143,11 +156,11 @@ class Recorder:
         mark = self._marks.of(z)
         assert mark is not None
         mark.open = mark.open - set(found.opened)
-        self._last.append((mark.own, mark.ancestors, Activation.of(z)))
+        self._last.append((mark.own, mark.ancestors, Activation.of(z, swapped=found.x.swapped)))
         if self._layer is not None:
             self._layer.block(found.x.value)
         attentions = tuple(self._attentions[i] for i in found.opened)
-        projection = self._projections.get(found.opened[0])
+        projection = self._projections.get(found.opened[0]) if len(found.opened) == 1 else None
         block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][2], projection)
         self._blocks.append((found, mark.own, block))
 
@@ -169,8 +182,9 @@ class Recorder:
         elif name in ADDITIONS and self._last:
             # Where both operands come from the current tokens, the sum of an MLP makes the next ones.
             current, _, tokens = self._last[-1]
-            if out.shape == tokens.value.shape and all(self._marks.ancestors(t) & current for t in args[:2]):
-                self._last.append((own, self._marks.ancestors(out), Activation.of(out)))
+            alike = out.ndim > 1 and (out.transpose(0, 1) if tokens.swapped else out).shape == tokens.value.shape
+            if alike and all(self._marks.ancestors(t) & current for t in args[:2]):
+                self._last.append((own, self._marks.ancestors(out), Activation.of(out, swapped=tokens.swapped)))
 
     def meeting(self, out: Tensor, ancestors: list[int]) -> None:
         """An operation on several tensors that depend on the image."""
@@ -181,7 +195,7 @@ class Recorder:
         reached = self._marks.ancestors(scores)
         blocks = [known for known in self._blocks if known[1] & reached]
         last, of_last, tokens = next((known for known in reversed(self._last) if known[0] & reached), (0, 0, None))
-        layouts = [places.layout(found.skip.place) for found, _, _ in blocks]
+        layouts = [found.layout for found, _, _ in blocks]
         return Record(
             attentions=[a for i, a in enumerate(self._attentions) if self._bits.get(i, 0) & reached],
             blocks=[block for _, _, block in blocks],

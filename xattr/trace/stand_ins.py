@@ -38,14 +38,16 @@ class StandIns:
         mark = self._marks.of(tensor)
         if mark is not None:
             if tensor.grad_fn is not None and not mark.has_gradient:
-                raise self._unseen(tensor)
+                shown = self._marks.of(tensor._base) if tensor._is_view() else None
+                if shown is None or not shown.has_gradient:
+                    raise self._unseen(tensor)
             return tensor
         if id(tensor) in self._copies:
             return self._copies[id(tensor)][1]
         if self._copies and id(self._named(tensor)) in self._copies:
             raise self._aliased(tensor)  # it still holds what was there before the write
         if tensor.requires_grad:
-            if not tensor.is_leaf and _reaches(tensor, self._roots):
+            if not tensor.is_leaf and _reaches(tensor, [*self._roots, *self._marks.leaves]):
                 raise self._unseen(tensor)
             tensor = tensor.detach()
         return tensor.clone() if tensor.is_inference() else tensor
@@ -90,6 +92,11 @@ class StandIns:
         )
 
     def _unseen(self, tensor: Tensor) -> UnseenError:
+        if "BackwardHook" in type(tensor.grad_fn).__name__:
+            return UnseenError(
+                f"{self._where()} has a full backward hook, behind which operations cannot be observed; remove it for "
+                f"the explanation."
+            )
         return UnseenError(
             f"{self._where()} made a tensor {list(tensor.shape)} from the image by an operation that cannot be "
             f"observed (it ends in {type(tensor.grad_fn).__name__}): a custom autograd function, a scripted module, or "
@@ -105,11 +112,13 @@ def graph_behind(tensor: Tensor) -> set[Any]:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(parent for parent, _ in node.next_functions)
+            # What is overwritten by a copy gets no gradient.
+            first = 1 if node.name().endswith("CopyBackwards") else 0
+            stack.extend(parent for parent, _ in node.next_functions[first:])
     return seen
 
 
-def _reaches(tensor: Tensor, roots: tuple[Tensor, ...]) -> bool:
+def _reaches(tensor: Tensor, roots: list[Tensor]) -> bool:
     """Whether the autograd graph of a tensor leads back to one of the roots."""
     leaves = [getattr(node, "variable", None) for node in graph_behind(tensor)]
     return any(leaf is root for leaf in leaves for root in roots)

@@ -15,6 +15,7 @@ from ..rules import Operation, RuleSet
 from ..rules.names import BY_FIRST
 from ..rules.operation import scaled
 from . import places
+from .einsum import as_product
 from .errors import UnseenError
 from .functions import (
     ADDITIONS,
@@ -23,8 +24,8 @@ from .functions import (
     KEEPS_GATE,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
+    gate_of,
     in_evaluation,
-    is_gate,
     is_softmax_over_keys,
     name_of,
     names_operands,
@@ -156,17 +157,24 @@ class Trace(TorchFunctionMode):
             result.open |= mark.open
         ancestors = [mark.ancestors for mark in origins]
         residual = recorder.residual(args, kwargs, target) if recorder is not None and name in ADDITIONS else None
+        # Places hold until something is written.
+        known = {id(t): self._marks.place(t) for t in sources} if recorder is not None else {}
         out = self._run(func, name, args, kwargs, result, target)
         outputs = list(tensors_in(out if target is None else target))
         # Places are carried before an in-place operation gives its target another mark.
         carried = (
-            places.carried(func, name, args, kwargs, outputs, self._marks.place, self._marks.varies)
+            places.carried(func, name, args, kwargs, outputs, lambda t: known.get(id(t)), self._marks.varies)
             if recorder is not None
             else [None] * len(outputs)
         )
         for tensor, place in zip(outputs, carried, strict=True):
             if self._tensors.are_shared(name, tensor, sources):
                 continue  # a constant of the model seen through the shape of an activation
+            if target is None and any(tensor is source for source in sources) and self._marks.varies(tensor):
+                continue  # dropout in evaluation, `contiguous`: nothing has happened
+            before = known.get(id(tensor))
+            if target is not None and before is not None and (place is None or not torch.equal(place, before)):
+                self._marks.move(tensor)
             self._mark(tensor, result, place)
             written = self._marks.of(tensor._base) if target is not None and tensor._is_view() else None
             if written is not None:
@@ -185,34 +193,55 @@ class Trace(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._fused_attention(func, args, kwargs, result)
         result.soft = is_softmax_over_keys(name, args, kwargs) or (first.soft and name in KEEPS_SOFT)
-        varying = [t for t in tensors_in((args[:1] if name in BY_FIRST else args, kwargs)) if self._marks.varies(t)]
-        result.gate = is_gate(name, args) or (rule_name(name) in KEEPS_GATE and all(map(self._marks.is_gate, varying)))
+        counted = args[:1] if name in BY_FIRST else args[:2] if name in ("linear", "conv1d", "conv2d") else args
+        varying = [t for t in tensors_in((counted, kwargs)) if self._carries(t)]
+        result.gate = gate_of(name, args, kwargs, self._marks.varies)
+        if not result.gate and varying and rule_name(name) in KEEPS_GATE:
+            result.gate = min(map(self._marks.gate, varying))
+        product = as_product(args, self._is_soft) if name == "einsum" else None
+        if product is not None and self._recorder is not None:
+            out = self._by_rule(func, name, (product.equation, *args[1:]), kwargs, target)
+            self._recorder.explicit_attention(product.weights, product.values, out, result, *product.operands)
+            return out.permute(product.order)
         meets_values = first.soft and name in MATRIX_PRODUCTS and self._marks.varies(args[1])
         out = self._by_rule(func, name, args, kwargs, target)
         if meets_values and self._recorder is not None and out.ndim > 2:
             self._recorder.explicit_attention(args[0], args[1], out, result)
         return out
 
+    def _is_soft(self, value: Any) -> bool:
+        mark = self._marks.of(value)
+        return mark is not None and mark.soft
+
     def _by_rule(self, func: Any, name: str, args: Any, kwargs: Any, target: Any) -> Any:
         """The operation by its rule; one without a rule that should have one is remembered."""
         rule = self._rules.operations.get(rule_name(name))
         if rule is not None:
-            if target is not None and target is args[0]:
-                aside = args[0].clone()  # the rule may need what is overwritten
-                first = self._marks.of(args[0]) or Mark()
+            given = func, args, kwargs
+            if target is not None:
+                # The rule may need what is overwritten.
+                aside, first = target.clone(), self._marks.of(target) or Mark()
                 self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
-                without = without_overwriting(func, name, (aside, *args[1:]), kwargs)
-                out = rule(Operation(*without, self._marks.varies, self._marks.is_gate))
-                out = out if out is NotImplemented else target.copy_(out)
-            else:
-                out = rule(Operation(func, args, kwargs, self._marks.varies, self._marks.is_gate))
+                kept = replace_tensors([args, kwargs], lambda t: aside if t is target else t)
+                given = without_overwriting(func, name, *kept)
+            out = rule(Operation(*given, self._carries, self._marks.gate))
             if out is not NotImplemented:
-                return out
+                return out if target is None else target.copy_(out)
         out = func(*args, **kwargs)
         if not self._rules.covers(rule_name(name)):
-            made = tensors_in(out if target is None else target)
-            self._uncovered += [(name, self._modules.path(), t.grad_fn) for t in made if t.grad_fn is not None]
+            self._remember_uncovered(name, out if target is None else target)
         return out
+
+    def _remember_uncovered(self, name: str, made: Any) -> None:
+        for tensor in tensors_in(made):
+            # What is written through a view gets its node in the tensor that the view shows.
+            shown = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+            nodes = {tensor.grad_fn, shown.grad_fn} - {None}
+            self._uncovered += [(name, self._modules.path(), node) for node in nodes]
+
+    def _carries(self, value: Any) -> bool:
+        """Whether a value depends on the image and carries a gradient."""
+        return self._marks.varies(value) and bool(value.requires_grad)
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
@@ -220,10 +249,15 @@ class Trace(TorchFunctionMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         on_scores, on_value = self._rules.attention
+        missed = on_scores == 0 and not self._carries(given["value"])
+        if missed:
+            on_scores = 1.0  # nothing would be left
         held = {part: scaled(given[part], on_scores) for part in ("query", "key")}
-        if self._marks.varies(given.get("attn_mask")):
+        if self._carries(given.get("attn_mask")):
             held["attn_mask"] = scaled(given["attn_mask"], on_scores)
         out = func(**{**given, **held, "value": scaled(given["value"], on_value)})
+        if missed:
+            self._remember_uncovered("scaled_dot_product_attention of constant values", out)
         if self._recorder is not None:
             self._recorder.fused_attention(given, out, result)
         return out
