@@ -24,7 +24,7 @@ class LRP(GradientAttribution):  # type: ignore[misc]
     | rule | what it is | sum of R plus relevance of the biases |
     |---|---|---|
     | `attnlrp` | AttnLRP (arXiv:2402.05602) | the logit, without a softmax (attention) |
-    | `cp` | CP-LRP: attention and denominators are constant | the logit, with piecewise linear activations, no products |
+    | `cp` | CP-LRP: attention, denominators constant | the logit, with piecewise linear activations, no products |
     | `libra` | LibraGrad (arXiv:2411.16760) | the logit |
     | `epsilon` | epsilon rule in linear layers and convolutions, else `attnlrp` | as `attnlrp`, for eps -> 0 |
     | `gamma` | gamma rule in linear layers and convolutions, else `libra` | the logit |
