@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from . import attr
+from .rules import RULE_SETS
 from .trace.errors import MethodError
 
-DEFAULTS = ("GradSkip", "LRP", "GradCam")
+DEFAULTS = ("GradSkip", "LRP:gamma", "GradCam")
 _ALIASES = {"ig": "IntegratedGradients", "rollout": "AttentionRollout"}
 
 
@@ -57,7 +58,7 @@ def find_methods(names: str | Iterable[str] | None) -> list[Method]:
         ['GradSkip', 'IntegratedGradients']
     """
     if names is None:
-        names = [name for name in DEFAULTS if name in attr.METHODS]
+        names = [name for name in DEFAULTS if name.partition(":")[0] in attr.METHODS]
     found = [_find(name) for name in ([names] if isinstance(names, str) else names)]
     if not found:
         raise MethodError(f"found no method; expected some of {', '.join(attr.METHODS)}.")
@@ -69,12 +70,16 @@ def _find(name: str) -> Method:
     known = {_plain(kind): kind for kind in attr.METHODS}
     kind = known.get(_plain(word)) or _ALIASES.get(_plain(word))
     if kind is None:
-        raise MethodError(f"there is no method {word!r}; there are {', '.join(attr.METHODS)}.")
+        known_names = ", ".join([*attr.METHODS, *_ALIASES])
+        raise MethodError(f"there is no method {word!r}; there are {known_names}, and lrp:RULE.")
     if not rule:
         return Method(kind)
     if "rule" not in inspect.signature(getattr(attr, kind).attribute).parameters:
         raise MethodError(f"{kind} takes no rule, found {name!r}; expected {word!r}.")
-    return Method(kind, rule.strip())
+    rule = rule.strip()
+    if kind == "LRP" and rule not in RULE_SETS:
+        raise MethodError(f"there is no rule {rule!r}, found in {name!r}; there are {', '.join(RULE_SETS)}.")
+    return Method(kind, rule)
 
 
 def _plain(name: str) -> str:

@@ -56,7 +56,9 @@ def image(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A method of xattr.attr, such as gradskip, ig or lrp:gamma. May be repeated.", metavar="NAME"
+            help="A method: gradskip, lrp:gamma (or :attnlrp, :epsilon, :cp, :libra), gradcam, ig, rollout, "
+            "gradientxtoken. May be repeated; default: gradskip, lrp:gamma and gradcam.",
+            metavar="NAME",
         ),
     ] = None,
     target: Annotated[

@@ -86,7 +86,7 @@ def explain(
         photo: a file, or a PIL image.
         model: a name or file as `load` takes it, or what it returned.
         methods: names of methods in `xattr.attr`: capitals, `-` and `_` do not count, `ig` and `rollout` are short
-            forms, and a rule may follow a colon, as in `lrp:gamma`. `None` takes GradSkip, LRP and GradCam.
+            forms, and a rule may follow a colon, as in `lrp:attnlrp`. `None` takes GradSkip, LRP:gamma and GradCam.
         target: an index, or the name of a class (a synonym, or a part that no other class has); `None` explains the
             best one.
         show_progress: whether to draw a progress bar.

@@ -167,7 +167,7 @@ def test_a_layer_that_does_not_run_or_does_not_count():
     model, x = cnn("resnet18"), images(2, 64)
     with pytest.raises(InputError, match="did not run"):
         GradCam(model, nn.Conv2d(3, 3, 1)).attribute(x, target=1)
-    with pytest.raises(ValueError, match=r"no layer 'layer9'.*conv1"):
+    with pytest.raises(ValueError, match=r"no layer 'layer9'.*layer1"):
         GradCam(model, "layer9").attribute(x, target=1)
     with pytest.raises(ValueError, match="module"):
         GradCam(lambda z: model(z), "layer4").attribute(x, target=1)

@@ -230,6 +230,19 @@ def test_the_way_of_writing_does_not_matter(way, rule):
     assert net.r.inplace is (way == "in-place modules")
 
 
+@pytest.mark.parametrize("rule", ["epsilon", "gamma"])
+def test_what_is_written_between_a_convolution_and_its_batch_norm_counts(rule):
+    net, x = Net().eval().double(), images(dtype=torch.float64)
+    apart, in_place = (
+        lambda z, change=change: net.f(net.n1(change(net.c1(z))).mean((2, 3)))
+        for change in (lambda y: y + y.relu(), lambda y: y.add_(y.relu()))
+    )
+    wanted = LRP(apart).attribute(x, target=1, rule=rule)
+    assert relative_error(LRP(in_place).attribute(x, target=1, rule=rule), wanted) < 1e-9
+    folded = LRP(lambda z: net.f(net.n1(net.c1(z)).mean((2, 3)))).attribute(x, target=1, rule=rule)
+    assert relative_error(folded, wanted) > 1e-3
+
+
 @pytest.mark.parametrize("rule", RULE_SETS)
 def test_memory_format_and_compilation_do_not_matter(rule):
     net, x = Net().eval().double(), images(dtype=torch.float64)

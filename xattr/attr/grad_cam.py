@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -217,4 +218,5 @@ def _module(forward_func: Any, layer: nn.Module | str | None) -> nn.Module:
         return model.get_submodule(layer)
     except AttributeError:
         names = [name for name, _ in model.named_modules() if name]
-        raise ValueError(f"the model has no layer {layer!r}; it has {', '.join(names[:4])} ... {names[-1]}.") from None
+        close = difflib.get_close_matches(layer, names, 4, 0.5) or names[:4]
+        raise ValueError(f"the model has no layer {layer!r}; it has {', '.join(close)} ...") from None

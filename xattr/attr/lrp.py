@@ -31,7 +31,8 @@ class LRP(GradientAttribution):  # type: ignore[misc]
 
     `xattr.rules.epsilon`, `gamma` and `cp` make sets with other values; `tune_gamma` chooses gammas by a metric. Biases
     keep their share, so the sum of the result is as a rule not the logit: `return_convergence_delta` says by how much.
-    Signed; the sum over channels is the map to look at.
+    Signed; the sum over channels is the map to look at. On a CNN with ReLUs `attnlrp`, `cp`, `libra` and `epsilon` are
+    input times gradient; `gamma` is the one to use there.
 
     LRP is claimed as patented by its authors; they allow personal and scientific use.
 

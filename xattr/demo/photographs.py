@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import attr
 from ..datasets.borrowed import efficientnet_lite0, photograph, quokka, region_score, saliency_vit
 from ..loading import label_names, short_name
-from ..metrics import energy, pointing
+from ..metrics import energy
 from ..trace import preprocessing
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ VIT_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "CentreMap": ("CentreMap", {}),
     "BrightnessMap": ("BrightnessMap", {}),
 }
+CONTROLS = ("RandomMap", "CentreMap", "BrightnessMap")
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,15 @@ def salient_quokka() -> Photographs:
     maps = _maps(region_score(model, x), x, 0, VIT_ROWS)
     figure = comparison(
         prepare.inverse(x),
-        maps,
+        {name: heat for name, heat in maps.items() if name not in CONTROLS},
         masks=mask,
         title="ViT-S/14 marking salient objects: what speaks for the region that it marks; outlined: the true one",
         percentile=99,
     )
     width = max(map(len, maps))
     lines = [f"ViT-S/14 on one photograph of a quokka, which covers {float(mask.float().mean()):.0%} of it"]
-    lines += [f"{'method':{width}}  energy in it  points at it"]
-    lines += [f"{n:{width}}  {float(energy(m, mask)):12.2f}  {float(pointing(m, mask)):12.0f}" for n, m in maps.items()]
+    lines += [f"{'method':{width}}  positive mass in it"]
+    lines += [f"{name:{width}}  {float(energy(heat, mask)):19.2f}" for name, heat in maps.items()]
     return Photographs("quokka", figure, "\n".join(lines))
 
 

@@ -66,6 +66,9 @@ class RuleSet:
     attention: tuple[float, float] = (1.0, 1.0)
     ordinary: frozenset[str] | None = None
 
+    def __repr__(self) -> str:
+        return f"RuleSet({self.name!r})"
+
     def covers(self, name: str) -> bool:
         """Whether the set says what a function's backward is."""
         return self.ordinary is None or name in self.ordinary

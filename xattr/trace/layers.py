@@ -162,8 +162,8 @@ class LayerFinder(LayerWatch):
     """Finds a layer for class activation maps: what the last attention reads, else the last feature map.
 
     Behind the last attention of a class-token model no gradient reaches a patch, so the tokens in front of it are
-    taken: the output of the block's first norm, as a rule. A network that goes on with feature maps on another grid,
-    and one without attention, is read at the last of them.
+    taken: the output of the block's first norm, as a rule. A network that goes on with coarser feature maps, and one
+    without attention, is read at the last of them.
     """
 
     _KEPT = 24  # more module calls than lie between a block's first norm and its attention
@@ -215,7 +215,7 @@ class LayerFinder(LayerWatch):
             return []
         ordered = [layer for _, layer in sorted(found.items(), reverse=True)]
         chosen = None if self._chosen is None else found.get(self._chosen.own)
-        if chosen is not None and _grid(chosen) == _grid(ordered[0]):
+        if chosen is not None and _cells(chosen) <= _cells(ordered[0]):
             ordered = [chosen, *(layer for layer in ordered if layer is not chosen)]
         elif max(found) < max(self._newest, self._lost(reached)):
             return []  # the cells were lost from sight before the last attention, or the last feature map
@@ -243,6 +243,6 @@ def _copy_shared(candidates: Iterable[_Candidate], target: Tensor) -> None:
             candidate.output = Activation(value.clone(), candidate.output.edge)
 
 
-def _grid(layer: Layer) -> tuple[int, int]:
+def _cells(layer: Layer) -> int:
     assert layer.geometry is not None
-    return layer.geometry.layout.grid
+    return layer.geometry.layout.size

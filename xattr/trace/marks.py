@@ -21,6 +21,7 @@ class Mark:
         soft: it is a softmax that has not met its values.
         gate: how surely it only scales others; see `Operation.gate`.
         place: which cell of a grid its entries come from, on the CPU; see `places`.
+        origins: rows and columns that its entries come from; see `liveness`.
         owner: number of the pass.
         moved: how often other cells had been written into its memory; its place holds for this count.
         has_gradient: it had a gradient function when it was marked. One that gets its gradient later was made inside a
@@ -32,6 +33,7 @@ class Mark:
     soft: bool = False
     gate: int = 0
     place: Tensor | None = None
+    origins: tuple[Any, ...] = ()
     owner: int = 0
     has_gradient: bool = False
     moved: int = 0
@@ -80,6 +82,11 @@ class Marks:
     def varies(self, value: Any) -> bool:
         """Whether a value depends on the image."""
         return self.ancestors(value) != 0
+
+    def origins(self, value: Any) -> tuple[Any, ...]:
+        """Rows and columns that the entries of a tensor come from."""
+        mark = self.of(value)
+        return mark.origins if mark is not None else ()
 
     def place(self, value: Any) -> Tensor | None:
         """Which cell of a grid the entries of a tensor come from."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..rules import RuleSet, rule_set
-from .errors import InputError, UnseenError, UnsupportedModelError
+from .errors import InputError, UnseenError, UnsupportedModelError, XattrError
 from .execution import PLAIN_EXECUTION, without_checkpoints
 from .inputs import Inputs
 from .layers import Layer, LayerWatch
@@ -85,7 +85,13 @@ def observe(
         trace = Trace(roots, rule_set(rules), record, layer)
         args, kwargs = inputs.arguments(trace.stand_ins, extra)
         with trace, without_checkpoints():
-            output = model(*args, **kwargs)
+            try:
+                output = model(*args, **kwargs)
+            except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+                if not isinstance(error, XattrError) and hasattr(error, "add_note"):  # Python 3.11
+                    shapes = ", ".join(f"{list(t.shape)} {t.dtype}" for t in roots)
+                    error.add_note(f"The model's own forward failed on inputs {shapes}: does it take these?")
+                raise
         scores = logits(output, len(roots[0]))
         if not trace.has_seen(scores):
             raise UnseenError(
@@ -101,6 +107,7 @@ def observe(
             raise UnseenError(
                 "the output carries no gradient of the input: the model detaches it, or runs under torch.no_grad()."
             )
+        trace.finish(scores)
         missing = trace.uncovered(scores)
         if missing:
             raise UnsupportedModelError(

@@ -116,6 +116,8 @@ def _message(target: Any, scores: Tensor, why: str) -> str:
     if len(outer) > 1:
         hint = " Or let forward_func return one score per class: lambda images: model(images).flatten(2).mean(2)."
     shown = target if not isinstance(target, Tensor) else target.tolist()
+    if isinstance(target, Tensor) and target.numel() > 20:
+        shown = f"a tensor {list(target.shape)}"
     return f"target={shown!r} does not fit an output of shape {list(scores.shape)}: {why}; allowed is {ranges}.{hint}"
 
 

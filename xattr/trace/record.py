@@ -233,7 +233,7 @@ class Record:
     def _unsupported(method: str, found: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{method} explains models that are one chain of self-attention blocks on one sequence of tokens, "
-            f"like a ViT; here {found}. IntegratedGradients explains any differentiable model."
+            f"like a ViT; here {found}. GradCam, LRP and IntegratedGradients explain other models too."
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._nested import replace_tensors, tensors_in
-from ..rules import Operation, RuleSet
+from ..rules import Operation, RuleSet, linear_maps
 from ..rules.names import BY_FIRST
 from ..rules.operation import scaled
 from . import places
@@ -34,6 +34,7 @@ from .functions import (
     without_overwriting,
 )
 from .layers import Layer, LayerWatch
+from .liveness import Liveness
 from .marks import Mark, Marks
 from .modules import ModuleWatch
 from .record import Record
@@ -68,6 +69,8 @@ class Trace(TorchFunctionMode):
         self._modules = ModuleWatch()
         if layer is not None:
             self._modules = ModuleWatch(partial(layer.entering, self._marks), partial(layer.leaving, self._marks))
+        # Where attention is constant, parts of linear maps get no gradient.
+        self._live = Liveness(self._marks) if rules.attention[0] == 0 and record else None
         self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path, layer) if record else None
         self._tensors = StandIns(self._marks, roots, self._where)
         # Name, module and node of each operation that the rules do not cover.
@@ -99,6 +102,11 @@ class Trace(TorchFunctionMode):
     def layers(self, scores: Tensor) -> list[Layer]:
         """The layer that was cut, or those that were found."""
         return self._layer.result(self._marks, scores) if self._layer is not None else []
+
+    def finish(self, scores: Tensor) -> None:
+        """The forward is over."""
+        if self._live is not None:
+            self._live.finish(scores)
 
     def uncovered(self, scores: Tensor) -> list[str]:
         """Operations that the rules do not cover and through which a gradient of the scores would pass."""
@@ -159,6 +167,7 @@ class Trace(TorchFunctionMode):
         residual = recorder.residual(args, kwargs, target) if recorder is not None and name in ADDITIONS else None
         # Places hold until something is written.
         known = {id(t): self._marks.place(t) for t in sources} if recorder is not None else {}
+        origins_before = {id(t): self._marks.origins(t) for t in sources} if self._live is not None else {}
         out = self._run(func, name, args, kwargs, result, target)
         outputs = list(tensors_in(out if target is None else target))
         # Places are carried before an in-place operation gives its target another mark.
@@ -180,13 +189,27 @@ class Trace(TorchFunctionMode):
             if written is not None:
                 written.ancestors |= result.ancestors
                 written.has_gradient, written.place = True, None
+        if self._live is not None and any(t.requires_grad for t in outputs):
+            made = outputs if target is None else []
+            self._live.follow(name, func, args, kwargs, made, origins_before, self._unread(func, args, kwargs))
+            if func is F.scaled_dot_product_attention:
+                self._live.begin(outputs[0], outputs[0].ndim - 2)
         if recorder is not None and outputs:
             recorder.follow(name, args, kwargs, outputs[0], result)
             if residual is not None:
                 recorder.close(residual, outputs[0])
+                if self._live is not None and target is None:
+                    self._live.begin(outputs[0], 0 if residual.x.swapped else 1)
             elif len(ancestors) > 1:
                 recorder.meeting(outputs[0], ancestors)
         return out
+
+    def _unread(self, func: Any, args: Any, kwargs: Any) -> set[int]:
+        """Operands through which no gradient passes."""
+        value = args[2] if len(args) > 2 else kwargs.get("value")
+        if func is not F.scaled_dot_product_attention or not self._carries(value):
+            return set()
+        return {id(t) for t in (*args[:2], kwargs.get("query"), kwargs.get("key"))}
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any) -> Any:
         first = (self._marks.of(args[0]) if args else None) or Mark()
@@ -224,13 +247,22 @@ class Trace(TorchFunctionMode):
                 self._marks.put(aside, Mark(first.ancestors, gate=first.gate))
                 kept = replace_tensors([args, kwargs], lambda t: aside if t is target else t)
                 given = without_overwriting(func, name, *kept)
-            out = rule(Operation(*given, self._carries, self._marks.gate))
+            op = Operation(*given, self._carries, self._marks.gate)
+            out = self._planned(op, name) if self._live is not None and name == "linear" else rule(op)
             if out is not NotImplemented:
                 return out if target is None else target.copy_(out)
         out = func(*args, **kwargs)
         if not self._rules.covers(rule_name(name)):
             self._remember_uncovered(name, out if target is None else target)
         return out
+
+    def _planned(self, op: Operation, name: str) -> Any:
+        """A linear map, by its rule or, if that is the ordinary gradient, with a plan of what to leave out."""
+        x, weight, bias = op.args[0], op.argument(1, "weight"), op.argument(2, "bias")
+        if self._rules.operations[name] is not linear_maps.ordinary or op.varies(weight) or weight.ndim != 2:
+            return self._rules.operations[name](op)
+        assert self._live is not None
+        return self._live.linear(x, weight, bias)
 
     def _remember_uncovered(self, name: str, made: Any) -> None:
         for tensor in tensors_in(made):
