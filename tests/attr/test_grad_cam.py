@@ -228,6 +228,9 @@ def test_checkpoints_compilation_and_closures_do_not_matter():
     for layer in (net.c2, "c2", compiled.c2):
         assert relative_error(GradCam(compiled, layer).attribute(x, target=1), wanted) < 1e-6
     assert relative_error(GradCam(lambda z: net(z), net.c2).attribute(x, target=1), wanted) < 1e-6
+    last = Net().eval().to(memory_format=torch.channels_last)
+    found = GradCam(last, last.c2).attribute(x.to(memory_format=torch.channels_last), target=1)
+    assert relative_error(found, wanted) < 1e-5
 
 
 def test_a_module_that_runs_twice_is_read_at_its_last_call():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.cnns import CNNS, any_model, cnn
 from tests.models import images, relative_error, tiny
 from tests.oracles import lrp as oracle
-from xattr.attr import LRP
+from xattr.attr import LRP, IntegratedGradients
 from xattr.metrics import cost_in_forwards
 from xattr.rules import RULE_SETS, cp, epsilon, gamma
 from xattr.trace import Inputs, UnsupportedModelError, gradients, observe
@@ -228,6 +228,12 @@ def test_the_way_of_writing_does_not_matter(way, rule):
     net = Net(way).eval()
     assert relative_error(LRP(net).attribute(images(), target=1, rule=rule), wanted) < 1e-6
     assert net.r.inplace is (way == "in-place modules")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_way_of_writing_does_not_matter_for_integrated_gradients(way):
+    explain = lambda net: IntegratedGradients(net.eval()).attribute(images(), target=1, n_steps=8)
+    assert relative_error(explain(Net(way)), explain(Net())) < 1e-6
 
 
 @pytest.mark.parametrize("rule", ["epsilon", "gamma"])
