@@ -10,8 +10,9 @@ from tests.attr.test_lrp import conserved
 from tests.models import HF, images, relative_error, sharpen, tiny
 from tests.oracles.gradskip import gradskip as oracle
 from tests.oracles.hooked import observe_by_hooks
-from xattr.attr import GradientXToken, GradSkip
+from xattr.attr import GradCam, GradientXToken, GradSkip
 from xattr.attr.rollout import AttentionRollout
+from xattr.trace import UnsupportedModelError
 
 
 def hf(kind, attention="eager", **options):
@@ -125,3 +126,34 @@ def test_blocks_of_other_families_are_found():
     )  # fmt: skip
     assert GradSkip(parallel()).explain(x, target=1).omega.shape == (2, 2, 4)  # two blocks, four heads each
     assert len(GradSkip(tiny("vit_relpos_medium_patch16_rpn_224")).explain(x, target=1).layers) == 3
+
+
+def swin():
+    torch.manual_seed(0)
+    options = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2)}
+    return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **options).eval()
+
+
+def segformer():
+    torch.manual_seed(0)
+    sizes = {"depths": [1] * 4, "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4]}
+    config = transformers.SegformerConfig(**sizes, decoder_hidden_size=16, num_labels=3)
+    return transformers.SegformerForImageClassification(config).eval()
+
+
+OTHERS = {
+    "windows": swin,
+    "attention between channels": lambda: timm.create_model("xcit_nano_12_p16_224", num_classes=5).eval(),
+    "reduced keys": segformer,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_attention_is_refused_by_name_and_explained_by_others(name):
+    model, x = OTHERS[name](), images(1, 64)
+    for kind in (AttentionRollout, GradSkip, GradientXToken):
+        with pytest.raises(UnsupportedModelError, match=r"maps|works on.*GradCam, LRP and IntegratedGradients"):
+            kind(model).attribute(x, target=1)
+    assert GradCam(model).attribute(x, target=1).shape == (1, 1, 64, 64)
+    total, logit = conserved(model.double(), x.double(), "libra")
+    assert total == pytest.approx(logit, rel=1e-8)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.models import EinsumAttentionViT, images, relative_error, tiny
-from xattr.attr import AttentionRollout, GradientXToken, GradSkip, IntegratedGradients
+from xattr.attr import LRP, AttentionRollout, GradCam, GradientXToken, GradSkip, IntegratedGradients
 from xattr.trace import TargetError, UnseenError
 
 METHODS = {
@@ -19,6 +20,9 @@ METHODS = {
     "AttentionRollout": (AttentionRollout, {}),
     "GradientXToken": (GradientXToken, {}),
     "IntegratedGradients": (IntegratedGradients, {"n_steps": 4}),
+    "LRP, attnlrp": (LRP, {"rule": "attnlrp"}),
+    "LRP, gamma": (LRP, {"rule": "gamma"}),
+    "GradCam": (GradCam, {"relu_attributions": False}),
 }
 
 
@@ -354,3 +358,23 @@ def test_convolutional_network_in_train_mode():
     assert (
         relative_error(found, IntegratedGradients(copy.deepcopy(model).eval()).attribute(x, target=1, n_steps=3)) < 1e-5
     )
+
+
+def test_nothing_is_kept_after_many_calls(explain):
+    """Live tensors after 30 calls are those after 2, with the garbage collector off."""
+    model, x = tiny(depth=1), images(1)
+
+    def alive():
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    for _ in range(2):
+        explain(model, x)
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for _ in range(30):
+            explain(model, x)
+        assert alive() <= before
+    finally:
+        gc.enable()

@@ -177,8 +177,9 @@ class LayerFinder(LayerWatch):
     def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
         """The output is remembered, if it is one tensor."""
         own = marks.own(output)
-        if not own or not path or output.ndim < 3 or not output.is_floating_point():
+        if not own or output.ndim < 3 or not output.is_floating_point():
             return
+        path = path or f"a {type(module).__name__}"  # called by itself
         known = [candidate for candidate in self._recent if candidate.own == own]
         if not known:
             self._recent.append(_Candidate(path, Activation.of(output), marks.place(output), own))

@@ -59,6 +59,10 @@ class ModuleWatch:
                 return self._names[id(module)]
         return ""
 
+    def where(self) -> str:
+        """The module that is running, for messages."""
+        return f"the module {self.path()!r}" if self.path() else "the model"
+
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return

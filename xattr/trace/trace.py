@@ -72,7 +72,7 @@ class Trace(TorchFunctionMode):
         # Where attention is constant, parts of linear maps get no gradient.
         self._live = Liveness(self._marks) if rules.attention[0] == 0 and record else None
         self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path, layer) if record else None
-        self._tensors = StandIns(self._marks, roots, self._where)
+        self._tensors = StandIns(self._marks, roots, self._modules.where)
         # Name, module and node of each operation that the rules do not cover.
         self._uncovered: list[tuple[str, str, Any]] = []
         self.stand_ins = tuple(root.clone() for root in roots)
@@ -156,7 +156,7 @@ class Trace(TorchFunctionMode):
         """An operation on something that depends on the image."""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             raise UnseenError(
-                f"{self._where()} calls {func} directly, as an exported or lowered graph does; the rules cannot follow "
+                f"{self._modules.where()} calls {func} directly, as an exported or lowered graph does; the rules cannot follow "
                 f"that. Explain the original model."
             )
         result, recorder = Mark(), self._recorder
@@ -305,6 +305,3 @@ class Trace(TorchFunctionMode):
             self._marks.put(tensor, Mark())
         else:
             self._marks.put_new(tensor, result, place)
-
-    def _where(self) -> str:
-        return f"the module {self._modules.path()!r}" if self._modules.path() else "the model"
