@@ -156,8 +156,8 @@ class Trace(TorchFunctionMode):
         """An operation on something that depends on the image."""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             raise UnseenError(
-                f"{self._modules.where()} calls {func} directly, as an exported or lowered graph does; the rules cannot follow "
-                f"that. Explain the original model."
+                f"{self._modules.where()} calls {func} directly, as an exported or lowered graph does; the rules cannot "
+                f"follow that. Explain the original model."
             )
         result, recorder = Mark(), self._recorder
         for mark in origins:
