@@ -28,6 +28,8 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if type(value) in (list, tuple):
         return type(value)(replace_tensors(part, change) for part in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(replace_tensors(part, change) for part in value)
     if type(value) is dict:
         return {key: replace_tensors(part, change) for key, part in value.items()}
     return value

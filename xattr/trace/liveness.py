@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._nested import replace_tensors, tensors_in
 from ..rules.names import MOVES
-from .functions import BY_ENTRY, rule_name
+from .functions import BY_ENTRY, JOINS, rule_name
 from .marks import Marks
 
 NOWHERE = -1
@@ -30,14 +30,17 @@ class Origin:
     Attributes:
         size: how many there are.
         by_row: whether they are rows.
-        read: those that are read.
+        read: which of them are read, boolean.
         parents: bases whose rows these are too, in the same order.
     """
 
     size: int
     by_row: bool
-    read: set[int] = field(default_factory=set)
+    read: Tensor = field(init=False)
     parents: list[Origin] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.read = torch.zeros(self.size, dtype=torch.bool, device="cpu")
 
 
 @dataclass(eq=False)
@@ -61,12 +64,14 @@ class PlannedLinear(torch.autograd.Function):
         """The ordinary map."""
         ctx.save_for_backward(weight)
         ctx.plan, ctx.bias_shape = plan, None if bias is None else bias.shape
-        return torch.nn.functional.linear(x, weight, bias)
+        out = torch.nn.functional.linear(x, weight, bias)
+        # A view may not be overwritten when it comes from here; the tensor that it shows is nobody else's.
+        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Only what the plan does not leave out."""
-        (weight,) = ctx.saved_tensors
+        weight = ctx.saved_tensors[0].conj().to(grad.dtype)
         on_bias = grad.sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[2] else None
         plan: Plan = ctx.plan
         if plan.columns is not None:
@@ -89,7 +94,7 @@ class Liveness:
         self._marks = marks
         self._bases: list[Origin] = []
         # Of each planned linear map: its columns, and the rows of its output.
-        self._plans: list[tuple[Plan, Origin, Tensor, tuple[Origin, Tensor] | None]] = []
+        self._plans: list[tuple[Plan, Origin, torch.device, tuple[Origin, Tensor] | None]] = []
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear map with a plan."""
@@ -119,8 +124,13 @@ class Liveness:
             before: origins of its operands, by their ids, before it ran.
             unread: ids of operands through which no gradient passes.
         """
-        if any(out is operand for out in outputs for operand in tensors_in(args)):
-            return  # dropout in evaluation: nothing has happened
+        if any(out is operand for out in outputs for operand in tensors_in((args, kwargs))):
+            # Dropout in evaluation: nothing has happened. Of several results some may be operands themselves.
+            if len(outputs) > 1:
+                for tensor in tensors_in((args, kwargs)):
+                    for origin, index in before.get(id(tensor), ()):
+                        _read(origin, index)
+            return
         found: list[list[tuple[Origin, Tensor]]] = [[] for _ in outputs]
         for tensor in {id(t): t for t in tensors_in((args, kwargs))}.values():
             for origin, index in before.get(id(tensor), ()):
@@ -136,7 +146,7 @@ class Liveness:
                 columns = Origin(tensor.shape[-1], by_row=False)
                 index = torch.arange(columns.size, device="cpu").expand(tensor.shape)
                 rows = next(((o, i) for o, i in origins if _is_whole(o, i)), None)
-                self._plans.append((plan, columns, tensor.detach(), rows))
+                self._plans.append((plan, columns, tensor.device, rows))
                 origins.append((columns, index))
             mark = self._marks.of(tensor)
             if mark is not None:
@@ -148,14 +158,17 @@ class Liveness:
         if mark is None:
             return
         base = Origin(tensor.shape[axis], by_row=True)
-        base.parents = [origin for origin, index in mark.origins if origin.by_row and _is_whole(origin, index)]
-        for origin, index in mark.origins:
-            if origin not in base.parents:
-                _read(origin, index)
         shape = [1] * tensor.ndim
         shape[axis] = -1
+        own = torch.arange(base.size, device="cpu").view(shape)
+        for origin, index in mark.origins:
+            thin = _thin(index)
+            if origin.by_row and origin.size == base.size and thin.shape == own.shape and torch.equal(thin, own):
+                base.parents.append(origin)
+            else:
+                _read(origin, index)
         self._bases.append(base)
-        mark.origins = ((base, torch.arange(base.size, device="cpu").view(shape).expand(tensor.shape)),)
+        mark.origins = ((base, own.expand(tensor.shape)),)
 
     def finish(self, scores: Tensor) -> None:
         """The forward is over: fill in the plans."""
@@ -164,12 +177,13 @@ class Liveness:
         for base in reversed(self._bases):
             for parent in base.parents:
                 parent.read |= base.read
-        for plan, columns, out, rows in self._plans:
-            if len(columns.read) < columns.size:
-                plan.columns = torch.tensor(sorted(columns.read), device=out.device, dtype=torch.long)
-            if rows is not None and len(rows[0].read) < rows[0].size:
-                axis = max(range(out.ndim), key=lambda axis: _thin(rows[1]).shape[axis])
-                plan.rows = axis, torch.tensor(sorted(rows[0].read), device=out.device, dtype=torch.long)
+        for plan, columns, device, rows in self._plans:
+            if not bool(columns.read.all()):
+                plan.columns = columns.read.nonzero()[:, 0].to(device)
+            if rows is not None and not bool(rows[0].read.all()):
+                thin = _thin(rows[1])
+                axis = max(range(thin.ndim), key=lambda axis: thin.shape[axis])
+                plan.rows = axis, rows[0].read.nonzero()[:, 0].to(device)
 
     def _kept(
         self,
@@ -184,19 +198,46 @@ class Liveness:
     ) -> list[Tensor] | None:
         """The origin's indices in the results, or `None` where they are lost."""
         if name in MOVES:
-            stand_in = lambda t: index if t is tensor else t.cpu() if not t.is_floating_point() else _nowhere(t.shape)
+            joins = name in JOINS or "stack" in name
+
+            def stand_in(other: Tensor) -> Tensor:
+                if other is tensor:
+                    return index
+                # Indices stay what they are; what is joined comes from nowhere.
+                return _nowhere(other.shape) if joins or other.is_floating_point() else other.cpu()
+
             try:
                 moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
             except (RuntimeError, TypeError, IndexError):
                 return None
             alike = len(moved) == len(outputs) and all(m.shape == o.shape for m, o in zip(moved, outputs, strict=True))
-            return moved if alike else None
-        if not origin.by_row or len(outputs) != 1 or not (name == "linear" or rule_name(name) in BY_ENTRY):
+            return list(map(_lighter, moved)) if alike and all(m.dtype == torch.long for m in moved) else None
+        if not origin.by_row or len(outputs) != 1 or (name == "linear" and tensor is not args[0]):
+            return None
+        if not (name == "linear" or rule_name(name) in BY_ENTRY) or _mixes_rows(name, args, kwargs):
             return None
         (out,) = outputs
         if tensor.ndim != out.ndim or tensor.shape[:-1] != out.shape[:-1] or index.stride(-1):
             return None
         return [index[..., :1].expand(out.shape)]
+
+
+def _mixes_rows(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a normalisation takes its mean over more than the last axis."""
+    if name in ("group_norm", "instance_norm", "batch_norm"):
+        return True
+    shape = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
+    return name in ("layer_norm", "rms_norm") and len(shape) > 1
+
+
+def _lighter(index: Tensor) -> Tensor:
+    """The same without memory along images and channels, where they agree."""
+    for axis in (0, -1):
+        if index.ndim and index.stride(axis) and index.shape[axis] > 1:
+            first = index.narrow(axis, 0, 1)
+            if bool((index == first).all()):
+                index = first.clone().expand(index.shape)
+    return index
 
 
 def _nowhere(shape: torch.Size) -> Tensor:
@@ -211,7 +252,8 @@ def _thin(index: Tensor) -> Tensor:
 
 
 def _read(origin: Origin, index: Tensor) -> None:
-    origin.read |= set(_thin(index).flatten().tolist()) - {NOWHERE}
+    thin = _thin(index)
+    origin.read[thin[thin != NOWHERE]] = True
 
 
 def _is_whole(origin: Origin, index: Tensor) -> bool:

@@ -156,8 +156,8 @@ class Trace(TorchFunctionMode):
         """An operation on something that depends on the image."""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             raise UnseenError(
-                f"{self._modules.where()} calls {func} directly, as an exported or lowered graph does; the rules cannot "
-                f"follow that. Explain the original model."
+                f"{self._modules.where()} calls {func} directly, as an exported or lowered graph does; the rules "
+                f"cannot follow that. Explain the original model."
             )
         result, recorder = Mark(), self._recorder
         for mark in origins:
@@ -209,7 +209,8 @@ class Trace(TorchFunctionMode):
         value = args[2] if len(args) > 2 else kwargs.get("value")
         if func is not F.scaled_dot_product_attention or not self._carries(value):
             return set()
-        return {id(t) for t in (*args[:2], kwargs.get("query"), kwargs.get("key"))}
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        return {id(t) for t in (*args[:2], kwargs.get("query"), kwargs.get("key"))} - {id(value), id(mask)}
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any) -> Any:
         first = (self._marks.of(args[0]) if args else None) or Mark()
