@@ -5,6 +5,7 @@ Shapes: B images, H heads, P tokens in the walk, D channels. Rows of a map A are
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,15 @@ def gini(values: Tensor) -> Tensor:
     n = values.shape[-1]
     rank = torch.arange(1, n + 1, device=values.device, dtype=values.dtype)
     total = values.sum(-1)
-    weighted = (values.sort(-1).values * rank).sum(-1)
+    weighted = (_ascending(values) * rank).sum(-1)
     return torch.where(total > 0, 2 * weighted / (n * torch.where(total > 0, total, 1)) - (n + 1) / n, 0)
+
+
+def _ascending(values: Tensor) -> Tensor:
+    """Sorted along the last axis; on the CPU by NumPy, whose sort without indices is many times faster."""
+    if values.device.type != "cpu":
+        return values.sort(-1).values
+    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))
 
 
 def sparsity(A: Tensor, over: str) -> Tensor:
