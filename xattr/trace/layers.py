@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .._nested import tensors_in
-from . import places
+from .geometry import Geometry, geometry_of
 from .marks import Marks
-from .places import Geometry
 from .record import Activation
 
 
@@ -122,7 +121,7 @@ class LayerKept(LayerWatch):
         """The layer, if the scores depend on it: of several tensors the last with known cells."""
         reached = marks.ancestors(scores)
         kept = [candidate for candidate in reversed(self._kept) if candidate.own & reached]
-        layers = [Layer(c.path, c.output, places.geometry(c.place)) for c in kept]
+        layers = [Layer(c.path, c.output, geometry_of(c.place)) for c in kept]
         return sorted(layers, key=lambda layer: layer.geometry is None)[:1]
 
 
@@ -209,7 +208,7 @@ class LayerFinder(LayerWatch):
         reached, own = marks.ancestors(scores), marks.own(scores)
         found: dict[int, Layer] = {}
         for candidate in (*filter(None, [self._chosen]), *self._recent):
-            geometry = places.geometry(candidate.place)
+            geometry = geometry_of(candidate.place)
             if geometry is not None and candidate.own & reached and candidate.own != own:
                 found[candidate.own] = Layer(candidate.path, candidate.output, geometry)
         if not found:
@@ -230,7 +229,7 @@ class LayerFinder(LayerWatch):
             if candidate.output.value.ndim == 4
             and min(candidate.output.value.shape[2:]) > 1
             and candidate.own & reached
-            and places.geometry(candidate.place) is None
+            and geometry_of(candidate.place) is None
         )
         return max(lost, default=0)
 

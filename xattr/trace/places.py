@@ -8,7 +8,6 @@ joins and shuffles are replayed; what acts on each entry by itself keeps the pla
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,23 +16,22 @@ from torch import Tensor
 from .._nested import replace_tensors, tensors_in
 from ..rules.names import BY_FIRST, MOVES
 from .functions import BY_ENTRY, JOINS, REGRIDS, rule_name
-from .record import Layout
 
 NOWHERE = -1
-_CELL, _SIDE = 26, 13  # bits of a cell's number and of each side of a grid; the rest is the image's number
-_IMAGE = _CELL + 2 * _SIDE
+CELL, SIDE = 26, 13  # bits of a cell's number and of each side of a grid; the rest is the image's number
+IMAGE = CELL + 2 * SIDE
 
 Lookup = Callable[[Any], Tensor | None]
 
 
 def of_picture(picture: Tensor) -> Tensor | None:
     """The places of a picture or feature map in order, `[B, C, h, w]`; without memory along channels."""
-    if picture.ndim != 4 or max(picture.shape[2:]) >= 1 << _SIDE:
+    if picture.ndim != 4 or max(picture.shape[2:]) >= 1 << SIDE:
         return None
     batch, _, height, width = picture.shape
-    grid = (height << _SIDE | width) << _CELL
+    grid = (height << SIDE | width) << CELL
     cells = (torch.arange(height * width, device="cpu") + grid).view(1, 1, height, width)
-    images = (torch.arange(batch, device="cpu") << _IMAGE).view(-1, 1, 1, 1)
+    images = (torch.arange(batch, device="cpu") << IMAGE).view(-1, 1, 1, 1)
     return (images + cells).expand(picture.shape)
 
 
@@ -155,18 +153,18 @@ def _joined(places: Tensor) -> Tensor | None:
     """The cells `[..., 1]` of a coarser grid, where the last axis holds the entries of one rectangle of cells each."""
     if bool((places == NOWHERE).any()):
         return None
-    image, grid, cell = places >> _IMAGE, (places & (1 << _IMAGE) - 1) >> _CELL, places & (1 << _CELL) - 1
+    image, grid, cell = places >> IMAGE, (places & (1 << IMAGE) - 1) >> CELL, places & (1 << CELL) - 1
     if bool((grid != grid.flatten()[0]).any()) or bool((image != image[..., :1]).any()):
         return None
-    height, width = int(grid.flatten()[0]) >> _SIDE, int(grid.flatten()[0]) & (1 << _SIDE) - 1
+    height, width = int(grid.flatten()[0]) >> SIDE, int(grid.flatten()[0]) & (1 << SIDE) - 1
     (top, bottom), (left, right) = (cell // width).aminmax(dim=-1), (cell % width).aminmax(dim=-1)
     rows, columns = (int((last - first).flatten()[0]) + 1 for first, last in ((top, bottom), (left, right)))
     shape = height // rows, width // columns
     regular = (bottom - top + 1 == rows) & (right - left + 1 == columns) & (top % rows == 0) & (left % columns == 0)
     if height % rows or width % columns or shape[0] * shape[1] < 2 or not bool(regular.all()):
         return None
-    code = (shape[0] << _SIDE | shape[1]) << _CELL
-    return ((image[..., 0] << _IMAGE) + code + top // rows * shape[1] + left // columns)[..., None]
+    code = (shape[0] << SIDE | shape[1]) << CELL
+    return ((image[..., 0] << IMAGE) + code + top // rows * shape[1] + left // columns)[..., None]
 
 
 def _padded(func: Any, places: Tensor, args: Any, kwargs: Any) -> Tensor | None:
@@ -179,8 +177,8 @@ def _is_lattice(places: Tensor) -> bool:
     """Whether every n-th row and every m-th column of a picture is there: a coarser picture."""
     if places.ndim != 4 or places.stride(1) != 0 or min(places.shape[2:]) < 2 or bool((places == NOWHERE).any()):
         return False
-    grid, cell = (places[0, 0, 0, 0] & (1 << _IMAGE) - 1) >> _CELL, places[:, 0] & (1 << _CELL) - 1
-    height, width = int(grid) >> _SIDE, int(grid) & (1 << _SIDE) - 1
+    grid, cell = (places[0, 0, 0, 0] & (1 << IMAGE) - 1) >> CELL, places[:, 0] & (1 << CELL) - 1
+    height, width = int(grid) >> SIDE, int(grid) & (1 << SIDE) - 1
     rows, columns = cell // width, cell % width
     step, stride = int(rows[0, 1, 0] - rows[0, 0, 0]), int(columns[0, 0, 1] - columns[0, 0, 0])
     top, left = int(rows[0, 0, 0]), int(columns[0, 0, 0])
@@ -220,80 +218,6 @@ def images_in_order(places: Tensor | None, batch: int) -> bool:
     for axis in range(1, places.ndim):
         if places.stride(axis) == 0:
             places = places.narrow(axis, 0, 1)
-    owner = torch.where(places == NOWHERE, NOWHERE, places >> _IMAGE).flatten(1)
+    owner = torch.where(places == NOWHERE, NOWHERE, places >> IMAGE).flatten(1)
     wanted = torch.arange(batch, device="cpu").repeat_interleave(len(places) // batch)[:, None]
     return bool(((owner == wanted) | (owner == NOWHERE)).all())
-
-
-def layout_and_order(places: Tensor | None) -> tuple[Layout | None, bool]:
-    """The token layout of `[B, N, D]`, or else of `[N, B, D]`; whether it is the second."""
-    found = layout(places)
-    if found is not None or places is None or places.ndim != 3:
-        return found, False
-    found = layout(places.transpose(0, 1))
-    return found, found is not None
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How to read a tensor as tokens.
-
-    Attributes:
-        layout: where the image's cells lie among the tokens.
-        order: the tensor's axes as images, tokens, channels.
-        tokens: number of axes that count tokens.
-    """
-
-    layout: Layout
-    order: tuple[int, ...]
-    tokens: int
-
-    def as_tokens(self, tensor: Tensor) -> Tensor:
-        """`[B, N, C]`."""
-        return tensor.permute(self.order).flatten(1, self.tokens).flatten(2)
-
-
-def geometry(places: Tensor | None) -> Geometry | None:
-    """How to read a tensor with these places: the axes along which they stay the same are channels.
-
-    Images are the first axis, or the second where tokens come first.
-    """
-    if places is None or places.ndim < 3:
-        return None
-    alike = [
-        axis
-        for axis in range(places.ndim)
-        if places.stride(axis) == 0 or bool((places == places.narrow(axis, 0, 1)).all())
-    ]
-    for images in (0, 1):
-        channels = [axis for axis in alike if axis != images]
-        tokens = [axis for axis in range(places.ndim) if axis not in (images, *channels)]
-        if not tokens or not channels:
-            continue
-        thin = places
-        for axis in channels:
-            thin = thin.narrow(axis, 0, 1)
-        order = (images, *tokens, *channels)
-        found = layout(thin.permute(order).flatten(1, len(tokens)).flatten(2))
-        if found is not None:
-            return Geometry(found, order, len(tokens))
-    return None
-
-
-def layout(places: Tensor | None) -> Layout | None:
-    """The token layout in the places of a sequence `[B, N, D]`: one grid, complete, row by row, without a gap."""
-    if places is None or places.ndim != 3 or not images_in_order(places, len(places)):
-        return None
-    if places.stride(-1) and bool((places != places[..., :1]).any()):
-        return None
-    cells = torch.where(places[..., 0] == NOWHERE, NOWHERE, places[..., 0] & (1 << _IMAGE) - 1)
-    if bool((cells != cells[0]).any()):
-        return None  # another order in each image
-    codes = cells[0].tolist()
-    inside = [i for i, code in enumerate(codes) if code != NOWHERE]
-    if not inside:
-        return None
-    offset, grid = inside[0], codes[inside[0]] >> _CELL
-    height, width = grid >> _SIDE, grid & (1 << _SIDE) - 1
-    wanted = [(grid << _CELL) + cell for cell in range(height * width)]
-    return Layout((height, width), offset, len(codes)) if codes[offset : inside[-1] + 1] == wanted else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import places
 from .functions import ADDITIONS
+from .geometry import layout_and_order
 from .layers import LayerWatch
 from .marks import Mark, Marks
 from .record import Activation, Attention, Block, Layout, Record
@@ -144,7 +145,7 @@ class Recorder:
                 continue
             read = all(skip.own & of_map & of_values for of_map, of_values in (self._ancestry[i] for i in opened))
             if read and not kwargs and p.shape == a.shape:
-                layout, swapped = places.layout_and_order(skip.place)
+                layout, swapped = layout_and_order(skip.place)
                 x, branch_value = (Activation.of(t, t is target, swapped) for t in (p, a))
                 return _Sum(opened, skip, x, branch_value.value, layout)
             if not skip.open - branch.open:  # else two attentions side by side are summed
