@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ._methods import Method, find_methods
 from ._network import one_line
+from ._pictures import save_picture
 from .loading import Loaded, find_class, load
 from .trace import Inputs, observe
 from .trace.errors import InputError, LoadError, MethodError, OutputError, TargetError, XattrError
@@ -66,11 +67,7 @@ class Explained:
         Raises:
             FileNotFoundError: there is no such folder.
         """
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"there is no folder {str(folder)!r} to write the picture into; create it first.")
-        path = Path(folder) / f"{self.photo}-xattr.png"
-        self.figure.savefig(path, dpi=150)
-        return path
+        return save_picture(self.figure, folder, f"{self.photo}-xattr")
 
 
 def explain(

@@ -16,21 +16,13 @@ Upsample: TypeAlias = Literal["bilinear", "nearest"] | None
 MAP_BUDGET = 2**30
 
 
-class MapAttribution(GradientAttribution):  # type: ignore[misc]
-    """A Captum attribution whose result is a map `[B, 1, H, W]`."""
+class NamedAttribution(GradientAttribution):  # type: ignore[misc]
+    """A Captum attribution of this package."""
 
     @classmethod
     def get_name(cls) -> str:
         """Readable name of the method."""
         return f"xattr {cls.__name__}"
-
-    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> Any:
-        """Not available: a map is not complete, its sum is no difference of outputs.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not complete: its sum has no value to be compared with.")
 
     def attribute_future(self, *args: Any, **kwargs: Any) -> Any:
         """Not available.
@@ -39,6 +31,18 @@ class MapAttribution(GradientAttribution):  # type: ignore[misc]
             NotImplementedError: always.
         """
         raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}; use attribute.")
+
+
+class MapAttribution(NamedAttribution):
+    """A Captum attribution whose result is a map `[B, 1, H, W]`."""
+
+    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> Any:
+        """Not available: a map is not complete, its sum is no difference of outputs.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not complete: its sum has no value to be compared with.")
 
 
 def result_dtype(image: Tensor) -> torch.dtype:

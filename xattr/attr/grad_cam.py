@@ -122,9 +122,8 @@ class GradCam(MapAttribution, LayerAttribution):
             cells = geometry.layout.patches
             weights = geometry.as_tokens(gradient)[:, cells].to(result_dtype(image)).mean(1, keepdim=True)
             products = weights * geometry.as_tokens(value)
-            if relu_attributions and not attr_dim_summation:
-                products = products.relu()
             if not attr_dim_summation:
+                products = products.relu() if relu_attributions else products
                 products = products.view([value.shape[axis] for axis in geometry.order])
                 return checked.like(products.permute([geometry.order.index(axis) for axis in range(value.ndim)]))
             grid = products[:, cells].sum(-1).unflatten(1, geometry.layout.grid)
@@ -136,17 +135,15 @@ class GradCam(MapAttribution, LayerAttribution):
             if at_input:
                 raise ValueError("attribute_to_layer_input=True needs a layer; this GradCam was made without one.")
             observed = self._found(inputs, extra)
-            choice = observed.layers[:1]
         else:
             observed = self._given(inputs, extra, at_input)
-            choice = observed.layers
-            if choice[0].geometry is None:
-                shape, advice = list(choice[0].output.value.shape), self._advice(choice[0], inputs, target, extra)
-                raise UnsupportedModelError(
-                    f"where the image's cells lie in the layer {choice[0].path!r} {shape} is not known (windows, one "
-                    f"token, another order){advice}."
-                )
-        (layer,) = choice
+        layer = observed.layers[0]
+        if layer.geometry is None:
+            shape, advice = list(layer.output.value.shape), self._advice(layer, inputs, target, extra)
+            raise UnsupportedModelError(
+                f"where the image's cells lie in the layer {layer.path!r} {shape} is not known (windows, one token, "
+                f"another order){advice}."
+            )
         (gradient,) = gradients(observed.score(target), [layer.output])
         reached = _reached(layer, gradient)
         if reached == "others":

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from captum.attr import GradientAttribution
 from captum.log import log_usage
 from torch import Tensor
 
 from ..rules import RuleSet
 from ..trace import Inputs, Target, gradients, observe
-from ._map import result_dtype
+from ._map import NamedAttribution, result_dtype
 
 __all__ = ["LRP"]
 
 
-class LRP(GradientAttribution):  # type: ignore[misc]
+class LRP(NamedAttribution):
     """Layer-wise relevance propagation (Bach et al., 2015) as input times gradient under a rule set.
 
         R = x * df/dx,   with another backward for some operations (`xattr.rules`)
@@ -50,11 +49,6 @@ class LRP(GradientAttribution):  # type: ignore[misc]
         >>> relevance.shape, delta.shape
         (torch.Size([2, 1, 24, 24]), torch.Size([2]))
     """
-
-    @classmethod
-    def get_name(cls) -> str:
-        """Readable name of the method."""
-        return "xattr LRP"
 
     @property
     def multiplies_by_inputs(self) -> bool:
@@ -116,11 +110,3 @@ class LRP(GradientAttribution):  # type: ignore[misc]
             if not return_convergence_delta:
                 return result
             return result, self.compute_convergence_delta(parts, score.detach().to(dtype))
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> Any:
-        """Not available.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("attribute_future is not implemented for LRP; use attribute.")

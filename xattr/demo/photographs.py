@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import attr
+from .._pictures import save_picture
 from ..datasets.borrowed import efficientnet_lite0, photograph, quokka, region_score, saliency_vit
 from ..loading import label_names, short_name
 from ..metrics import energy
@@ -57,10 +58,12 @@ class Photographs:
     table: str
 
     def save(self, folder: str | Path = ".") -> Path:
-        """Write the picture as `xattr-<name>.png` into an existing folder."""
-        path = Path(folder) / f"xattr-{self.name}.png"
-        self.figure.savefig(path, dpi=150)
-        return path
+        """Write the picture as `xattr-<name>.png` into an existing folder.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        return save_picture(self.figure, folder, f"xattr-{self.name}")
 
 
 def imagenet(names: tuple[str, ...] = ("chelsea", "coffee")) -> Photographs:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import attr
+from .._pictures import save_picture
 from ..datasets import Pairs, Scenes, cell_masks, digit_scenes, embedded_model, pair_scenes
 from ..metrics import class_sensitivity, cost_in_forwards, energy, pointing
 
@@ -106,11 +107,7 @@ class Demo:
         Raises:
             FileNotFoundError: there is no such folder.
         """
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"there is no folder {str(folder)!r} to write the picture into; create it first.")
-        path = Path(folder) / "xattr-demo.png"
-        self.figure.savefig(path, dpi=150)
-        return path
+        return save_picture(self.figure, folder, "xattr-demo")
 
 
 def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool = False) -> Demo:

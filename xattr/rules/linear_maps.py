@@ -45,7 +45,7 @@ class Parts:
 class _Epsilon(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, eps: float, axes: tuple[int, ...]) -> Tensor:  # type: ignore[override]
-        wide = z.double() if z.dtype == torch.double else z.float()
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
         stabilised = wide + wide.sign() * eps * (wide.abs().amax(axes, keepdim=True) if axes else wide.abs())
         ctx.save_for_backward(torch.where(wide == 0, 0, wide / stabilised).to(z.dtype))
         return z.clone()  # the model may overwrite it

@@ -152,6 +152,12 @@ def names_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return args, kwargs
 
 
+def attention_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of `F.scaled_dot_product_attention` by name."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
 def in_evaluation(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments with training behaviour switched off."""
     if func not in EVALUATION:

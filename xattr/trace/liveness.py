@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._nested import replace_tensors, tensors_in
+from .._nested import tensors_in
 from ..rules.names import MOVES
 from .functions import BY_ENTRY, JOINS, rule_name
 from .marks import Marks
-
-NOWHERE = -1
+from .places import NOWHERE, nowhere, replayed
 
 
 @dataclass(eq=False)
@@ -204,14 +203,10 @@ class Liveness:
                 if other is tensor:
                     return index
                 # Indices stay what they are; what is joined comes from nowhere.
-                return _nowhere(other.shape) if joins or other.is_floating_point() else other.cpu()
+                return nowhere(other.shape) if joins or other.is_floating_point() else other.cpu()
 
-            try:
-                moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
-            except (RuntimeError, TypeError, IndexError):
-                return None
-            alike = len(moved) == len(outputs) and all(m.shape == o.shape for m, o in zip(moved, outputs, strict=True))
-            return list(map(_lighter, moved)) if alike and all(m.dtype == torch.long for m in moved) else None
+            moved = replayed(func, args, kwargs, stand_in, outputs)
+            return None if moved is None or any(m.dtype != torch.long for m in moved) else list(map(_lighter, moved))
         if not origin.by_row or len(outputs) != 1 or (name == "linear" and tensor is not args[0]):
             return None
         if not (name == "linear" or rule_name(name) in BY_ENTRY) or _mixes_rows(name, args, kwargs):
@@ -240,10 +235,6 @@ def _lighter(index: Tensor) -> Tensor:
             if bool((index == first).all()):
                 index = first.clone().expand(index.shape)
     return index
-
-
-def _nowhere(shape: torch.Size) -> Tensor:
-    return torch.full((), NOWHERE, device="cpu").expand(shape)
 
 
 def _thin(index: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def _moved(
         if found is not None:
             return found
         # indices stay what they are; other tensors hold no place
-        return tensor.cpu() if not tensor.is_floating_point() else _nowhere(tensor.shape)
+        return tensor.cpu() if not tensor.is_floating_point() else nowhere(tensor.shape)
 
     operands = list(tensors_in((args, kwargs)))
     if name in JOINS:
@@ -139,14 +139,24 @@ def _moved(
     unknown = (varies(t) and t.is_floating_point() and place(t) is None for t in operands)
     if any(unknown) or all(place(t) is None for t in operands):
         return None
+    moved = replayed(func, args, kwargs, stand_in, outputs)
+    if moved is None:
+        return None
+    if name == "__getitem__":
+        moved = [of_picture(m) if _is_lattice(m) else m for m in moved]  # type: ignore[misc]
+    return list(map(_light, moved))
+
+
+def replayed(
+    func: Any, args: Any, kwargs: Any, stand_in: Callable[[Tensor], Tensor], outputs: list[Tensor]
+) -> list[Tensor] | None:
+    """What a move makes of stand-ins for its operands; `None` if they do not move like the operands."""
     try:
         moved = list(tensors_in(func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))))
     except (RuntimeError, TypeError, IndexError):
         return None
-    if name == "__getitem__":
-        moved = [of_picture(m) if _is_lattice(m) else m for m in moved]  # type: ignore[misc]
     fits = len(moved) == len(outputs) and all(m.shape == o.shape for m, o in zip(moved, outputs, strict=True))
-    return list(map(_light, moved)) if fits else None
+    return moved if fits else None
 
 
 def _joined(places: Tensor) -> Tensor | None:
@@ -198,7 +208,8 @@ def _assigned(places: Tensor, args: Any, place: Lookup) -> Tensor:
     return _light(result)
 
 
-def _nowhere(shape: torch.Size) -> Tensor:
+def nowhere(shape: torch.Size) -> Tensor:
+    """Places of something that holds none."""
     return torch.full((), NOWHERE, device="cpu").expand(shape)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._nested import replace_tensors, tensors_in
-from ..rules import Operation, RuleSet, linear_maps
+from ..rules import Operation, Rule, RuleSet, linear_maps
 from ..rules.names import BY_FIRST
 from ..rules.operation import scaled
 from . import places
@@ -24,6 +24,7 @@ from .functions import (
     KEEPS_GATE,
     KEEPS_SOFT,
     MATRIX_PRODUCTS,
+    attention_arguments,
     gate_of,
     in_evaluation,
     is_softmax_over_keys,
@@ -206,11 +207,12 @@ class Trace(TorchFunctionMode):
 
     def _unread(self, func: Any, args: Any, kwargs: Any) -> set[int]:
         """Operands through which no gradient passes."""
-        value = args[2] if len(args) > 2 else kwargs.get("value")
-        if func is not F.scaled_dot_product_attention or not self._carries(value):
+        if func is not F.scaled_dot_product_attention:
             return set()
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        return {id(t) for t in (*args[:2], kwargs.get("query"), kwargs.get("key"))} - {id(value), id(mask)}
+        given = attention_arguments(args, kwargs)
+        if not self._carries(given["value"]):
+            return set()
+        return {id(given["query"]), id(given["key"])} - {id(given["value"]), id(given.get("attn_mask"))}
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, result: Mark, target: Any) -> Any:
         first = (self._marks.of(args[0]) if args else None) or Mark()
@@ -249,7 +251,7 @@ class Trace(TorchFunctionMode):
                 kept = replace_tensors([args, kwargs], lambda t: aside if t is target else t)
                 given = without_overwriting(func, name, *kept)
             op = Operation(*given, self._carries, self._marks.gate)
-            out = self._planned(op, name) if self._live is not None and name == "linear" else rule(op)
+            out = self._planned(op, rule) if self._live is not None and name == "linear" else rule(op)
             if out is not NotImplemented:
                 return out if target is None else target.copy_(out)
         out = func(*args, **kwargs)
@@ -257,11 +259,11 @@ class Trace(TorchFunctionMode):
             self._remember_uncovered(name, out if target is None else target)
         return out
 
-    def _planned(self, op: Operation, name: str) -> Any:
+    def _planned(self, op: Operation, rule: Rule) -> Any:
         """A linear map, by its rule or, if that is the ordinary gradient, with a plan of what to leave out."""
         x, weight, bias = op.args[0], op.argument(1, "weight"), op.argument(2, "bias")
-        if self._rules.operations[name] is not linear_maps.ordinary or op.varies(weight) or weight.ndim != 2:
-            return self._rules.operations[name](op)
+        if rule is not linear_maps.ordinary or op.varies(weight) or weight.ndim != 2:
+            return rule(op)
         assert self._live is not None
         return self._live.linear(x, weight, bias)
 
@@ -279,8 +281,7 @@ class Trace(TorchFunctionMode):
     # -- attention -----------------------------------------------------------------------------------------------------
 
     def _fused_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = attention_arguments(args, kwargs)
         on_scores, on_value = self._rules.attention
         missed = on_scores == 0 and not self._carries(given["value"])
         if missed:
