@@ -26,7 +26,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FOLDER = Path(__file__).resolve().parent / "weights"
+from xattr.datasets.cifar import untrained_cifar_model
+from xattr.datasets.models import folder_of
+
 RECIPE: dict[str, Any] = {
     "epochs": 14,
     "batch": 100,
@@ -37,36 +39,6 @@ RECIPE: dict[str, Any] = {
     "smoothing": 0.1,
     "augmentation": "shift by up to 4 pixels, mirror",
 }
-
-
-class ConvolutionStem(nn.Module):
-    """Two convolutions of stride 2 with batch norm, in place of timm's patch embedding."""
-
-    def __init__(self, img_size: int = 32, embed_dim: int = 72, **_: Any) -> None:
-        super().__init__()
-        half = embed_dim // 2
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, half, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(half),
-            nn.ReLU(),
-            nn.Conv2d(half, embed_dim, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(embed_dim),
-        )
-        self.num_patches = (img_size // 4) ** 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).flatten(2).transpose(1, 2)
-
-
-def untrained(seed: int) -> Any:
-    """The architecture; it maps ``[n, 3, 32, 32]`` in [-1, 1] to ``[n, 10]``."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return VisionTransformer(
-            img_size=32, num_classes=10, embed_dim=72, depth=8, num_heads=6, mlp_ratio=3.0, embed_layer=ConvolutionStem
-        )
 
 
 def photographs(split: str) -> tuple[Tensor, Tensor]:
@@ -88,7 +60,7 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
 
 def train(seed: int, checkpoint: Path) -> Any:
     images, labels = photographs("train")
-    model = untrained(seed).train()
+    model: Any = untrained_cifar_model(seed).train()
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for p in model.parameters():
         groups[p.ndim > 1].append(p)
@@ -145,7 +117,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.checkpoints.mkdir(parents=True, exist_ok=True)
-    card_path = FOLDER / f"cifar-{arguments.seed}.json"
+    card_path = folder_of(arguments.seed) / f"cifar-{arguments.seed}.json"
     if card_path.is_file():
         return print(f"{card_path.name} exists")
     began = time.process_time()

@@ -1,18 +1,16 @@
-"""The walk of GradSkip over a recorded pass, and the evidence that it leaves."""
+"""The walk of GradSkip over what one backward left, and the evidence that it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..trace import Block, Inputs, Layout, Target, gradients, observe
-from ..trace.outputs import resolve
+from ..trace import Block, Layout, Target
 from ..trace.record import image_chunks
 from . import _gradskip_steps as steps
+from ._gradskip_backward import Backward
 from ._map import Upsample, dot, finish, result_dtype, tokens_read, walk_start
 from .gradskip_settings import GradSkipSettings
 
@@ -53,46 +51,21 @@ class GradSkipEvidence:
 
 
 def walk(
-    forward_func: Callable[..., Any],
-    inputs: Inputs,
-    target: Target,
-    extra: Any,
-    settings: GradSkipSettings,
-    signed: bool,
-    upsample: Upsample,
-    map_budget: int,
+    found: Backward, settings: GradSkipSettings, signed: bool, upsample: Upsample, map_budget: int
 ) -> GradSkipEvidence:
-    """One observed pass, one backward, and the walk from the last block to the first; arguments as in `GradSkip`."""
-    image = inputs.image
-    observed = observe(forward_func, inputs, extra, rules=settings.gradients)
-    record = observed.record
-    layout = record.require_blocks("GradSkip")
-    target = resolve(target, observed.scores)
-    score = observed.score(target, settings.target_output)
-    assert record.last is not None
+    """The walk from the last block to the first; arguments as in `GradSkip`. Does not change what was found."""
+    record, layout, image = found.record, found.layout, found.image
     depth, include = len(record.blocks), settings.prefix_tokens == "include"
-    needs_x = [l for l in range(depth) if l == depth - 1 or settings.embedding == "relevance"]
     with torch.inference_mode(False), torch.no_grad():
-        found = gradients(
-            score,
-            [record.last]
-            + [block.z for block in record.blocks]
-            + [record.blocks[l].x for l in needs_x]
-            + [attention.out for block in record.blocks for attention in block.attentions],
-        )
-        g_last, g_z = found[0], found[1 : depth + 1]
-        g_x = dict(zip(needs_x, found[depth + 1 : depth + 1 + len(needs_x)], strict=True))
-        g_outs = iter(found[depth + 1 + len(needs_x) :])
-        g_out = [[next(g_outs) for _ in block.attentions] for block in record.blocks]
-        top, tokens = walk_start(record, layout, g_last, skip_prefix=not include)
-        at_start = dot(tokens, g_last if top == depth else g_x[depth - 1])
-        start = _start(at_start, g_last, layout, settings).to(result_dtype(image))
+        top, tokens = walk_start(record, layout, found.g_last, skip_prefix=not include)
+        at_start = dot(tokens, found.g_last if top == depth else found.g_x[depth - 1])
+        start = _start(at_start, found.g_last, layout, settings).to(result_dtype(image))
         blocks = range(settings.first_layer - 1, top)
         R, kept = start, []
         for l in reversed(blocks):
             block = record.blocks[l]
-            relevance = dot(block.x, g_x[l]) if l in g_x else None
-            R, seen = _pass_block(R, block, g_z[l], g_out[l], relevance, layout, settings, map_budget)
+            relevance = dot(block.x, found.g_x[l]) if settings.embedding == "relevance" else None
+            R, seen = _pass_block(R, block, found.g_z[l], found.g_out[l], relevance, layout, settings, map_budget)
             kept.append({**seen, "relevance": R})
     left = {b.path: "below first_layer" for b in record.blocks[: blocks.start] if blocks}
     left |= {b.path: "only prefix tokens are read behind it" for b in record.blocks[top:]}
@@ -107,7 +80,7 @@ def walk(
     stacked = {name: _stack([layer[name] for layer in reversed(kept)], start) for name in names}
     return GradSkipEvidence(
         map=finish(grid, image, upsample),
-        target=target,
+        target=found.target,
         rho_cls=torch.where(total > 0, prefix / torch.where(total > 0, total, 1), 0),
         start=start,
         layers=tuple(record.blocks[l].path for l in blocks),
@@ -160,8 +133,8 @@ def _pass_block(
     """One step of the walk, in chunks of images so that few maps are alive at once."""
     batch, heads, rows, columns = block.shape
     parts: list[dict[str, Tensor]] = []
-    # Some six arrays of the size of a map are alive in the steps.
-    for images in image_chunks(batch, 6 * heads * rows * columns * R.element_size(), map_budget):
+    # Some six arrays with all heads and four with none are alive in the steps.
+    for images in image_chunks(batch, (6 * heads + 4) * rows * columns * R.element_size(), map_budget):
         A, dA = block.maps(images).to(R.dtype), block.map_gradients(g_out, images).to(R.dtype)
         reads: Tensor | float = 0.0
         walk = slice(None)

@@ -66,36 +66,39 @@ def dot(x: Activation, gradient: Tensor) -> Tensor:
     return (x.value.to(wide) * gradient.to(wide)).sum(-1)
 
 
-def warn_if_zero(gradient: Tensor) -> None:
-    """Say that a map is 0 because nothing is read, not because nothing was found."""
-    if not bool(gradient.any()):
-        warnings.warn(
-            "the gradient of the score is 0 at every token, so the map is 0: the score does not depend on them (a "
-            "classifier that is still zero, or saturated?)",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
 def tokens_read(last_gradient: Tensor) -> Tensor:
     """Which of the last tokens the head reads: those that the gradient reaches, boolean `[B, N]`."""
     return (last_gradient != 0).any(-1)
 
 
-def reads_prefix(read: Tensor, layout: Layout) -> bool:
-    """Whether a class, distillation or register token is among the tokens read."""
-    return bool(layout.prefix) and bool(read[:, layout.prefix].any())
+def warn_if_zero(gradient: Tensor) -> None:
+    """Say that a map is 0 because nothing is read, not because nothing was found."""
+    _warn_unless(bool(gradient.any()))
+
+
+def _warn_unless(read: bool) -> None:
+    if not read:
+        warnings.warn(
+            "the gradient of the score is 0 at every token, so the map is 0: the score does not depend on them (a "
+            "classifier that is still zero, or saturated?)",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def walk_start(record: Record, layout: Layout, last_gradient: Tensor, skip_prefix: bool) -> tuple[int, Activation]:
     """Where a walk over patch tokens begins: the number of blocks it passes, and the tokens in front of it.
 
     Behind the last block of a class-token model no gradient reaches a patch; the walk then begins one block earlier, at
-    the tokens that the last block reads.
+    the tokens that the last block reads. That is read off the gradient and not off the forward, where a mean that
+    gives the class token the weight 0 cannot be told from one that reads it; it is all that a pass asks the device for.
     """
-    warn_if_zero(last_gradient)
-    depth = len(record.blocks)
     assert record.last is not None
-    if skip_prefix and reads_prefix(tokens_read(last_gradient), layout):
-        return depth - 1, record.blocks[-1].x
-    return depth, record.last
+    read = tokens_read(last_gradient).any(0)
+    prefix = torch.zeros_like(read)
+    prefix[: layout.patches.start] = prefix[layout.patches.stop :] = True
+    anything, something_else = torch.stack([read.any(), (read & prefix).any()]).tolist()
+    _warn_unless(anything)
+    if skip_prefix and something_else:
+        return len(record.blocks) - 1, record.blocks[-1].x
+    return len(record.blocks), record.last

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from captum.log import log_usage
 
 from ..trace import Inputs, Target
+from ._gradskip_backward import backward
 from ._gradskip_walk import GradSkipEvidence, walk
 from ._map import MAP_BUDGET, MapAttribution, Upsample
 from .gradskip_settings import GradSkipSettings
@@ -153,6 +154,13 @@ class GradSkip(MapAttribution):
             raise TypeError(f"GradSkip got the unknown argument(s) {unknown}; its settings are {fields}.")
         changes = {name: value for name, value in overrides.items() if value is not None}
         chosen = dataclasses.replace(settings, **changes)
-        return walk(
-            self.forward_func, Inputs.of(inputs), target, additional_forward_args, chosen, signed, upsample, map_budget
+        found = backward(
+            self.forward_func,
+            Inputs.of(inputs),
+            target,
+            additional_forward_args,
+            rules=chosen.gradients,
+            output=chosen.target_output,
+            all_x=chosen.embedding == "relevance",
         )
+        return walk(found, chosen, signed, upsample, map_budget)

@@ -136,19 +136,28 @@ def _check(name: str) -> None:
         raise ValueError(f"unknown embedded model {name!r}; choose one of {', '.join(MODELS)}")
 
 
-def _folder(seed: int) -> Path:
-    """Where the weights of a seed lie: only the first ships, to keep the installed library small."""
-    return _SHIPPED if seed == 0 else _CHECKOUT
-
-
 def _find(name: str, seed: int, suffix: str) -> Path:
     _check(name)
     if seed not in SEEDS:
         raise ValueError(f"no embedded model with seed {seed}; trained seeds are {', '.join(map(str, SEEDS))}")
-    path = _folder(seed) / f"{name}-{seed}{suffix}"
+    return shipped_or_checkout(f"{name}-{seed}{suffix}", seed)
+
+
+def folder_of(seed: int) -> Path:
+    """Where the weights of a seed lie: only those of seed 0 ship, to keep the installed library small."""
+    return _SHIPPED if seed == 0 else _CHECKOUT
+
+
+def shipped_or_checkout(file: str, seed: int) -> Path:
+    """A file of weights or its card.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    path = folder_of(seed) / file
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: only seed 0 is installed, the other seeds live in the library's repository under "
-            "benchmarks/weights; use seed=0, or work in a checkout (python benchmarks/train_embedded.py makes them)"
+            "benchmarks/weights; use seed=0, or work in a checkout (the scripts benchmarks/train_*.py make them)"
         )
     return path

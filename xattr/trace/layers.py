@@ -170,8 +170,9 @@ class LayerFinder(LayerWatch):
     def __init__(self) -> None:
         self._recent: deque[_Candidate] = deque(maxlen=self._KEPT)
         self._read: list[_Candidate] = []
-        self._chosen: _Candidate | None = None
-        self._newest = 0  # ancestors of the last attention's map and values
+        # Of each attention the ancestors of its map and values; and of those with a block what was chosen there.
+        self._attentions: list[int] = []
+        self._chosen: dict[int, _Candidate | None] = {}
 
     def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
         """The output is remembered, if it is one tensor."""
@@ -188,36 +189,42 @@ class LayerFinder(LayerWatch):
     def attention(self, of_map: int, of_values: int) -> None:
         """What map and values both come from is read by the attention."""
         self._read = [candidate for candidate in self._recent if candidate.own & of_map & of_values]
-        self._newest = of_map | of_values
+        self._attentions.append(of_map | of_values)
 
     def block(self, x: Tensor) -> None:
         """Of what the attention reads, the last that is as wide as the skip is chosen."""
-        self._chosen = None
+        chosen = None
         for candidate in self._read:
             shape = candidate.output.value.shape
             # Queries, keys and values in one are wider; the skip of a class attention has fewer tokens.
             if shape == x.shape or (len(shape) == x.ndim == 3 and shape[-1] == x.shape[-1]):
-                self._chosen = candidate
+                chosen = candidate
+        if self._attentions:
+            self._chosen[self._attentions[-1]] = chosen
 
     def before_write(self, target: Tensor) -> None:
         """What was remembered is copied before it is overwritten."""
-        _copy_shared([*self._recent, *self._read, *filter(None, [self._chosen])], target)
+        _copy_shared([*self._recent, *self._read, *filter(None, self._chosen.values())], target)
 
     def result(self, marks: Marks, scores: Tensor) -> list[Layer]:
         """Layers in which the image's cells can be told, best first."""
         reached, own = marks.ancestors(scores), marks.own(scores)
+        # A model may go on after the scores: only attentions that lead to them count.
+        attentions = [read for read in self._attentions if read | reached == reached]
+        last = next((read for read in reversed(attentions) if read in self._chosen), 0)
+        best = self._chosen.get(last)
         found: dict[int, Layer] = {}
-        for candidate in (*filter(None, [self._chosen]), *self._recent):
+        for candidate in (*filter(None, [best]), *self._recent):
             geometry = geometry_of(candidate.place)
             if geometry is not None and candidate.own & reached and candidate.own != own:
                 found[candidate.own] = Layer(candidate.path, candidate.output, geometry)
         if not found:
             return []
         ordered = [layer for _, layer in sorted(found.items(), reverse=True)]
-        chosen = None if self._chosen is None else found.get(self._chosen.own)
+        chosen = None if best is None else found.get(best.own)
         if chosen is not None and _cells(chosen) <= _cells(ordered[0]):
             ordered = [chosen, *(layer for layer in ordered if layer is not chosen)]
-        elif max(found) < max(self._newest, self._lost(reached)):
+        elif max(found) < max([self._lost(reached), *attentions[-1:]]):
             return []  # the cells were lost from sight before the last attention, or the last feature map
         return ordered
 
