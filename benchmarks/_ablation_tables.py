@@ -70,21 +70,21 @@ def write(folder: Path, default: str) -> None:
     lines = [
         "# The default settings of GradSkip",
         "",
-        "Made by `python benchmarks/ablation.py`. All maps are compared on the token grid, with their signs. *blank*: share "
-        "of maps without a positive value. *pointing*, *energy*: in the digit's cell, or in the kangaroo's box. *auc*: "
-        "area under the ROC curve of the map against that mask. *sensitivity*: class sensitivity on scenes with two "
-        "digits. *ins-del*: mean probability of the class while patches come, most relevant first, less while they go "
-        "(scenes: empty patches; CIFAR-10: the mean colour). *occlusion*: Spearman's correlation with the effect of "
+        "Made by `python benchmarks/ablation.py`. All maps are compared on the token grid, with their signs. *blank*: "
+        "share of maps without a positive value. *pointing*, *energy*: in the digit's cell, or in the kangaroo's box. "
+        "*auc*: area under the ROC curve of the map against that mask. *sensitivity*: class sensitivity on scenes with "
+        "two digits. *ins-del*: mean probability of the class while patches come, most relevant first, less while they "
+        "go (scenes: empty patches; CIFAR-10: the mean colour). *occlusion*: Spearman's correlation with the effect of "
         "occluding 8 x 8 tiles; masking curves are invalid on this ViT-S/14, to which a blank picture is more salient "
-        "than most photographs. In brackets the paired difference to the named reference; `*` where its 95 % bootstrap interval over "
-        "images leaves out 0.",
+        "than most photographs. In brackets the paired difference to the named reference; `*` where its 95 % bootstrap "
+        "interval over images leaves out 0.",
         "",
         "## The choice: tuning data, seed 0",
         "",
-        '`PAPER`: the paper and our first reading. `+ reads`: with `reads=True`. `G`: also `embedding="relevance"`. `A`: '
-        'also `gate="token"`, `gate_norm="dot"`. `C`: `A` with prefix tokens inside the walk and no reads. The rule was '
-        f"fixed before the numbers were seen: lowest mean rank over {', '.join(CHOOSING)}, models weighing alike. "
-        "Energy and pointing do not choose: the first rewards sharpness, the second is saturated.",
+        '`PAPER`: the paper and our first reading. `+ reads`: with `reads=True`. `G`: also `embedding="relevance"`. '
+        '`A`: also `gate="token"`, `gate_norm="dot"`. `C`: `A` with prefix tokens inside the walk and no reads. The '
+        f"rule was fixed before the numbers were seen: lowest mean rank over {', '.join(CHOOSING)}, models weighing "
+        "alike. Energy and pointing do not choose: the first rewards sharpness, the second is saturated.",
         "",
         "| | " + " | ".join(CANDIDATES) + " |",
         "|---" * (len(CANDIDATES) + 1) + "|",
@@ -102,8 +102,9 @@ def write(folder: Path, default: str) -> None:
         "",
         "## The report: other pictures, other seeds",
         "",
-        f"The chosen default is {default}. Report scenes with the models of seeds 1 and 2, CIFAR-10 test images not used "
-        "above with the model of seed 1, and the other half of the kangaroo photographs. Differences to `DEFAULT`.",
+        f"The chosen default is {default}. Report scenes with the models of seeds 1 and 2, CIFAR-10 test images not "
+        "used above with the model of seed 1, and the other half of the kangaroo photographs. Differences to "
+        "`DEFAULT`.",
     ]
     for name, run in report.items():
         rows = ["DEFAULT", *(row for row in CANDIDATES if row != default), *OTHERS]

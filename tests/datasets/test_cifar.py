@@ -1,12 +1,13 @@
 """The model for photographs that travels with the library."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from xattr.datasets import CIFAR_CLASSES, cifar_model
+from xattr.datasets import CIFAR_CLASSES, cifar, cifar_model, cifar_photographs
 from xattr.datasets.cifar import cifar_card, untrained_cifar_model
 from xattr.trace import preprocessing
 
@@ -16,7 +17,6 @@ needs_data = pytest.mark.skipif("XATTR_DATA" not in os.environ, reason="XATTR_DA
 @needs_data
 def test_accuracy_on_test_images():
     import sys
-    from pathlib import Path
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
     from train_cifar import photographs
@@ -48,3 +48,19 @@ def test_it_says_how_it_wants_its_images():
 def test_another_seed_says_where_it_is():
     with pytest.raises(FileNotFoundError, match="repository"):
         cifar_model(seed=9)
+
+
+def test_the_model_knows_the_photographs():
+    prepare = preprocessing(cifar_model())
+    for name, picture in cifar_photographs().items():
+        with torch.inference_mode():
+            best, index = cifar_model()(prepare(picture)).softmax(1).max(1)
+        assert (CIFAR_CLASSES[int(index)], float(best) > 0.6) == (name, True)
+
+
+def test_every_photograph_has_its_licence():
+    folder = Path(cifar.__file__).with_name("photographs")
+    said = (folder / "LICENCES.md").read_text(encoding="utf-8")
+    assert {path.name for path in folder.glob("*.jpg")} == {f"{name}.jpg" for name in cifar_photographs()}
+    assert all(f"| {name}.jpg |" in said for name in cifar_photographs())
+    assert said.count("CC0") + said.count("public domain") == len(cifar_photographs())

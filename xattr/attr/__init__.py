@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .gradskip import GradSkip, GradSkipEvidence, GradSkipSettings
     from .input_space import InputSpace
     from .integrated_gradients import IntegratedGradients
+    from .laya import LayaLayerAttribution
+    from .laya_post_hoc import LayaPostHocAttribution
+    from .laya_tokens import LayaEvidence, LayaTokenAttribution
     from .lrp import LRP
     from .rollout import AttentionRollout
 
@@ -33,6 +36,10 @@ _OTHERS = {
     "GradSkipEvidence": "gradskip",
     "GradSkipSettings": "gradskip",
     "InputSpace": "input_space",
+    "LayaEvidence": "laya_tokens",
+    "LayaLayerAttribution": "laya",
+    "LayaPostHocAttribution": "laya_post_hoc",
+    "LayaTokenAttribution": "laya_tokens",
     "tune_gamma": "gamma_tuner",
 }
 
@@ -50,6 +57,10 @@ __all__ = [
     "GradientXToken",
     "InputSpace",
     "IntegratedGradients",
+    "LayaEvidence",
+    "LayaLayerAttribution",
+    "LayaPostHocAttribution",
+    "LayaTokenAttribution",
     "RandomMap",
     "tune_gamma",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from .models import shipped_or_checkout
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from timm.models.vision_transformer import VisionTransformer
 
-__all__ = ["CIFAR_CLASSES", "cifar_model"]
+__all__ = ["CIFAR_CLASSES", "cifar_model", "cifar_photographs"]
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """What the outputs of `cifar_model` mean."""
@@ -98,3 +100,23 @@ def cifar_card(seed: int = 0) -> dict[str, Any]:
     """Data, command, versions and test accuracy of `cifar_model`, as written right after the training."""
     card: dict[str, Any] = json.loads(shipped_or_checkout(f"cifar-{seed}.json", seed).read_text(encoding="utf-8"))
     return card
+
+
+def cifar_photographs() -> dict[str, Image]:
+    """Free photographs of objects in three of the classes, 224 x 224, by the name of the class.
+
+    They and their crops were chosen because the model with seed 0 is right on them, so they say nothing about how good
+    it is. Authors and licences (CC0 and public domain) stand beside them in ``photographs/LICENCES.md``.
+
+    Example:
+        >>> from xattr.datasets import cifar_photographs
+        >>> sorted(cifar_photographs())
+        ['deer', 'horse', 'ship']
+    """
+    from PIL import Image
+
+    found = {}
+    for path in sorted(Path(__file__).with_name("photographs").glob("*.jpg")):
+        with Image.open(path) as picture:
+            found[path.stem] = picture.convert("RGB")
+    return found

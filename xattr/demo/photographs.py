@@ -1,4 +1,4 @@
-"""Photographs, explained with trained models that lie in other packages."""
+"""Photographs, explained with a trained model that travels with the library, and with some from other packages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import attr
 from .._pictures import save_picture
+from ..datasets import CIFAR_CLASSES, cifar_model, cifar_photographs
 from ..datasets.borrowed import efficientnet_lite0, photograph, quokka, region_score, saliency_vit
 from ..loading import label_names, short_name
 from ..metrics import energy
@@ -64,6 +67,31 @@ class Photographs:
             FileNotFoundError: there is no such folder.
         """
         return save_picture(self.figure, folder, f"xattr-{self.name}")
+
+
+def small() -> Photographs:
+    """Free photographs and the small CIFAR-10 transformer, which travel with the library."""
+    from ..visualization import comparison
+
+    model, pictures = cifar_model(), cifar_photographs()
+    prepare = preprocessing(model)
+    x = torch.cat([prepare(picture) for picture in pictures.values()])
+    shown = torch.stack([torch.from_numpy(np.asarray(picture)).permute(2, 0, 1) / 255 for picture in pictures.values()])
+    with torch.no_grad():
+        best, target = model(x).softmax(1).max(1)
+    rows = {name: row for name, row in VIT_ROWS.items() if name not in CONTROLS}
+    rows["IntegratedGradients"] = ("IntegratedGradients", {"n_steps": 25})
+    labels = [f"{CIFAR_CLASSES[i]} {p:.0%}" for i, p in zip(target.tolist(), best.tolist(), strict=True)]
+    figure = comparison(
+        shown,
+        {name: F.interpolate(heat, shown.shape[-2:]) for name, heat in _maps(model, x, target, rows).items()},
+        labels=labels,
+        title="A small transformer, CIFAR-10, which sees 32 x 32 pixels: red speaks for the class, blue against it",
+        percentile=99,
+    )
+    lines = ["Small vision transformer (CIFAR-10, 452 thousand parameters) on photographs chosen because it is right"]
+    lines += [f"{name}: {label}" for name, label in zip(pictures, labels, strict=True)]
+    return Photographs("small-photographs", figure, "\n".join(lines))
 
 
 def imagenet(names: tuple[str, ...] = ("chelsea", "coffee")) -> Photographs:
@@ -121,8 +149,12 @@ def salient_quokka() -> Photographs:
     return Photographs("quokka", figure, "\n".join(lines))
 
 
-PHOTOGRAPHS: dict[str, Callable[[], Photographs]] = {"photographs": imagenet, "quokka": salient_quokka}
-"""What there is, by name; each needs packages of its own."""
+PHOTOGRAPHS: dict[str, Callable[[], Photographs]] = {
+    "small-photographs": small,
+    "photographs": imagenet,
+    "quokka": salient_quokka,
+}
+"""What there is, by name; the first needs nothing, the others packages of their own."""
 
 
 def _maps(model: Any, x: Tensor, target: Any, rows: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Tensor]:

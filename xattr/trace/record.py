@@ -255,16 +255,17 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor
 
 
-def gradients(score: Tensor, places: list[Activation]) -> list[Tensor]:
+def gradients(score: Tensor, places: list[Activation], keep: bool = False) -> list[Tensor]:
     """Gradients of the summed score at several places in one backward; zeros where nothing arrives.
 
     Args:
         score: one number per image, `[B]`; images do not interact in evaluation mode, so the sum serves all at once.
         places: where to read the gradient.
+        keep: whether the graph is needed again.
     """
     reached: list[Any] = [place.edge for place in places if place.edge is not None]
     # The caller may have switched gradients off; the graph of the score exists all the same.
     with torch.inference_mode(False), torch.enable_grad():
         total = score.sum()
-    found = iter(torch.autograd.grad(total, reached, allow_unused=True) if reached else ())
+    found = iter(torch.autograd.grad(total, reached, allow_unused=True, retain_graph=keep) if reached else ())
     return [place.as_value(None if place.edge is None else next(found)) for place in places]
