@@ -144,14 +144,6 @@ def maps_of(model: Any, images: Tensor, target: Any, settings: dict[str, GradSki
 # -- numbers of each image ---------------------------------------------------------------------------------------------
 
 
-def auc(maps: Tensor, masks: Tensor) -> Tensor:
-    """Area under the ROC curve of each map against its mask, `[B]`; ties count half."""
-    ranks = torch.from_numpy(scipy.stats.rankdata(maps.flatten(1).numpy(), axis=1))
-    inside = masks.flatten(1)
-    ones = inside.sum(1).double()
-    return ((ranks * inside).sum(1) - ones * (ones + 1) / 2) / (ones * (inside.shape[1] - ones))
-
-
 @torch.inference_mode()
 def insertion_less_deletion(model: Any, images: Tensor, target: Tensor, maps: Tensor, fill: Tensor) -> Tensor:
     """Mean probability of the class while patches come, most relevant first, less while they go, `[B]`."""
@@ -175,7 +167,7 @@ def localisation(maps: Tensor, masks: Tensor) -> dict[str, Tensor]:
     return {
         "pointing": xattr.metrics.pointing(heat, inside),
         "energy": xattr.metrics.energy(heat, inside),
-        "auc": auc(maps, masks),
+        "auc": xattr.metrics.auroc(maps.flatten(1), masks.flatten(1)),
     }
 
 

@@ -66,10 +66,11 @@ class Adapters(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(d) if pre_norm else nn.Identity() for d in self.widths)
         self.maps = nn.ModuleList(nn.Linear(d, positive("width", width)) for d in self.widths)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Features `[B, d_i]` to `[B, L, width]`."""
-        found = checked_features(features, self.widths)
-        return torch.stack([g(n(h)) for g, n, h in zip(self.maps, self.norms, found, strict=True)], 1)
+    def forward(self, features: Sequence[Tensor], partial: bool = False) -> Tensor:
+        """Features `[B, d_i]` to `[B, L, width]`; with `partial` the first layers will do."""
+        count = min(len(features), len(self.widths)) if partial else len(self.widths)
+        found = checked_features(features, self.widths[:count])
+        return torch.stack([self.maps[i](self.norms[i](h)) for i, h in enumerate(found)], 1)
 
 
 def glorot(module: nn.Module) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .layers import FeatureLayer
 
 
+class _Enough(BaseException):
+    """Ends a forward; no handler of the model's own catches it."""
+
+
 @contextlib.contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; every part gets its own mode back."""
@@ -34,6 +38,7 @@ def collect(
     layers: Sequence[FeatureLayer],
     inputs: Any,
     pool: Callable[[Tensor], Tensor] | None = None,
+    enough: Callable[[list[Tensor]], bool] | None = None,
 ) -> list[Tensor]:
     """The pooled features of some layers, `[B, d_i]` each, in one forward.
 
@@ -42,6 +47,8 @@ def collect(
         layers: what to read.
         inputs: a tensor, a tuple of positional or a mapping of keyword arguments.
         pool: for layers that are pooled by a callable.
+        enough: asked behind each layer, with the features so far; where it says yes, the rest of the backbone does not
+            run, and the features so far are returned.
 
     Raises:
         RuntimeError: a layer did not run.
@@ -58,6 +65,9 @@ def collect(
             if threading.get_ident() == thread:
                 value = args if layer.at_input else output[0]
                 found[i] = _vector(value, layer, mask, pool)
+                so_far = [found[k] for k in range(i + 1) if k in found]
+                if enough is not None and len(so_far) == i + 1 and enough(so_far):
+                    raise _Enough
 
         return read
 
@@ -69,6 +79,8 @@ def collect(
             hook = module.register_forward_pre_hook if layer.at_input else module.register_forward_hook
             handles.append(hook(read))
         call(backbone, inputs)
+    except _Enough:
+        return [found[i] for i in range(len(found))]
     finally:
         for handle in handles:
             handle.remove()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._parts import Adapters, glorot, positive, rate
@@ -157,26 +158,30 @@ class LayaHead(MixingHead):
         return head
 
     def scores(self, z: Tensor) -> Tensor:
-        """One score for each layer, `[B, L]`."""
+        """One score for each layer, `[B, L]`; of a causal head also for the first layers alone."""
         seen = self.psi(z)
         if not self.causal:
             joint: Tensor = self.scorer(seen.flatten(1))
             return joint
-        count = z.shape[1]
+        so_far = torch.ones(z.shape[1], z.shape[1], dtype=z.dtype, device=z.device).tril()
         # Layer i is scored with the later ones set to 0.
-        so_far = torch.ones(count, count, dtype=z.dtype, device=z.device).tril()
-        each: Tensor = self.scorer((so_far[None, :, :, None] * seen[:, None]).flatten(2))
-        return each.diagonal(dim1=1, dim2=2)
+        each = so_far[None, :, :, None] * seen[:, None]
+        missing = len(self.widths) - z.shape[1]
+        scored: Tensor = self.scorer(F.pad(each, (0, 0, 0, missing)).flatten(2))
+        return scored.diagonal(dim1=1, dim2=2)
 
     def prefix_logits(self, features: Sequence[Tensor]) -> Tensor:
         """Logits after each layer, from the layers so far alone, `[B, L, C]`; the last are those of `forward`.
+
+        Args:
+            features: of all layers, or of the first alone.
 
         Raises:
             ValueError: the head is not causal: each of its scores needs all layers.
         """
         if not self.causal:
             raise ValueError("prefix_logits needs LayaHead(..., causal=True): a joint scorer needs all layers first.")
-        z = self.adapters(features)
+        z = self.adapters(features, partial=True)
         scores = self.scores(z)
         later = torch.ones(scores.shape[1], scores.shape[1], dtype=torch.bool, device=z.device).triu(1)
         alpha = (scores[:, None] / self.temperature).masked_fill(later, -torch.inf).softmax(2)

@@ -1,0 +1,147 @@
+"""Does the attention of a head mean anything? Checks that can say no."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.stats
+import torch
+from torch import Tensor, nn
+
+from .collect import evaluated
+from .explanation import HeadExplanation
+from .mixing import LayaHead, MixingHead
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Accuracy of a head with other weights of its layers than its own.
+
+    If `permuted` or `mean` are as good as `own`, it is idle that the weights depend on the input.
+
+    Attributes:
+        own: with its own weights.
+        permuted: with those of another example.
+        mean: with the mean of all examples, for every one of them.
+        uniform: with equal weights.
+    """
+
+    own: float
+    permuted: float
+    mean: float
+    uniform: float
+
+
+@torch.no_grad()
+def conditioning(head: MixingHead, features: Sequence[Tensor], labels: Tensor, seed: int = 0) -> Conditioning:
+    """Swap the weights of the layers between examples, or replace them by one for all.
+
+    Args:
+        head: a trained head.
+        features: of all layers, `[n, d_i]` each.
+        labels: `[n]`.
+        seed: of the permutation, in which no example keeps its own.
+
+    Example:
+        >>> import torch
+        >>> from xattr.heads import LayaHead, conditioning
+        >>> conditioning(LayaHead([4, 4], 2), [torch.randn(8, 4)] * 2, torch.zeros(8, dtype=torch.long)).own <= 1
+        True
+    """
+    with evaluated(head):
+        seen = head.explain(features)
+    mean = seen.alpha.mean(0).expand_as(seen.alpha)
+
+    def right(alpha: Tensor) -> float:
+        with evaluated(head):
+            logits = head._explained(seen.z, seen.scores, alpha).logits
+        return float((logits.argmax(1) == labels.to(logits.device)).double().mean())
+
+    uniform = torch.full_like(mean, 1 / mean.shape[1])
+    return Conditioning(right(seen.alpha), right(seen.alpha[_others(len(labels), seed)]), right(mean), right(uniform))
+
+
+def _others(n: int, seed: int) -> Tensor:
+    """For each of n examples the number of another one."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    other = torch.empty_like(order)
+    other[order] = order.roll(1)
+    return other
+
+
+@torch.no_grad()
+def scorer_randomisation(head: LayaHead, features: Sequence[Tensor], seeds: Sequence[int] = range(5)) -> Tensor:
+    """Rank correlation of the weights with those of the same head whose scorer was drawn anew, one for each seed.
+
+    Near 1: the weights do not depend on what the scorer learnt. The head is left as it is.
+
+    Args:
+        head: a trained head.
+        features: of all layers, `[n, d_i]` each.
+        seeds: of the new scorers.
+
+    Returns:
+        Spearman's correlation over layers, averaged over examples, `[seeds]`; NaN with one layer.
+    """
+    with evaluated(head):
+        wanted = head.explain(features).alpha
+    found = []
+    for seed in seeds:
+        other = copy.deepcopy(head).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for part in other.scorer:
+                if isinstance(part, nn.Linear):
+                    nn.init.xavier_uniform_(part.weight)
+                    assert part.bias is not None
+                    nn.init.normal_(part.bias, std=0.1)
+        found.append(rank_correlation(other.explain(features).alpha, wanted).nanmean())
+    return torch.stack(found)
+
+
+def stability(alphas: Sequence[Tensor]) -> Tensor:
+    """Do trainings with other seeds look at the same layers? Rank correlation of each pair of runs.
+
+    Args:
+        alphas: weights of the same examples in each run, `[n, L]` each.
+
+    Returns:
+        Spearman's correlation over layers, averaged over examples, for each pair of runs in order.
+
+    Raises:
+        ValueError: fewer than two runs.
+
+    Example:
+        >>> import torch
+        >>> from xattr.heads import stability
+        >>> one = torch.tensor([[0.1, 0.2, 0.7]])
+        >>> stability([one, one, one.flip(1)]).tolist()
+        [1.0, -1.0, -1.0]
+    """
+    if len(alphas) < 2:
+        raise ValueError(f"stability compares at least two runs; found {len(alphas)}.")
+    return torch.stack([rank_correlation(a, b).nanmean() for a, b in itertools.combinations(alphas, 2)])
+
+
+def effective_weights(explanation: HeadExplanation) -> Tensor:
+    """`alpha_i |z_i|` with rows that sum to 1, `[B, L]`: weights that rescaling a feature cannot change.
+
+    A head may hold a short feature with a large weight or a long one with a small weight; `alpha` alone does not say.
+    """
+    lengths = explanation.alpha * torch.linalg.vector_norm(explanation.z, dim=-1)
+    return lengths / lengths.sum(1, keepdim=True)
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> Tensor:
+    """Spearman's correlation of each row, `[n]`, in float64; NaN where a row is constant."""
+    ranks = [
+        torch.from_numpy(np.asarray(scipy.stats.rankdata(t.detach().double().cpu().numpy(), axis=1)))
+        for t in (one, other)
+    ]
+    a, b = (r - r.mean(1, keepdim=True) for r in ranks)
+    size = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    return (a * b).sum(1) / torch.where(size > 0, size, torch.nan)
