@@ -111,15 +111,15 @@ REMOVED = {
     "PAPER": {
         "gate": ("main_share", lambda a, x, g, s: torch.full_like(a[..., 0], 0.5)),
         "omega": ("head_weights", lambda flow, sparsity, gini, s: torch.ones_like(flow)),
-        "flow": ("flow", lambda A, dA, threshold: torch.ones_like(A[..., 0, 0])),
+        "flow": ("flow", lambda edges, threshold: torch.ones_like(edges[..., 0, 0])),
         "gini": ("sparsity", lambda A, over: torch.ones_like(A[..., 0, 0])),
         "dA": (
             "weighted_attention",
-            lambda A, dA, o, nu, s, f=steps.weighted_attention: f(A, torch.ones_like(dA), o, nu, s),
+            lambda A, edges, o, nu, s, f=steps.weighted_attention: f(A, A, o, nu, s),
         ),
         "nu": (
             "weighted_attention",
-            lambda A, dA, o, nu, s, f=steps.weighted_attention: f(A, dA, o, torch.ones_like(nu), s),
+            lambda A, edges, o, nu, s, f=steps.weighted_attention: f(A, edges, o, torch.ones_like(nu), s),
         ),
         "row_norm": {"row_norm": "none"},
         "start": {"start": "uniform"},
@@ -172,7 +172,7 @@ def test_step_identities_on_random_inputs():
     draw = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)
     for _ in range(20):
         A, dA = draw(2, 3, 7, 7), draw(2, 3, 7, 7) - 0.5
-        W = steps.weighted_attention(A, dA, draw(2, 3), draw(2, 1, 7), GradSkip.PAPER)
+        W = steps.weighted_attention(A, A * dA, draw(2, 3), draw(2, 1, 7), GradSkip.PAPER)
         beta, R = draw(2, 7), draw(2, 7)
         assert torch.allclose(W.sum(-1), torch.ones(2, 7, dtype=torch.float64))
         after = steps.step(R, W, beta)
@@ -232,17 +232,17 @@ def test_indicators_over_heads(values, how, wanted):
 def test_flow_threshold():
     A = torch.ones(1, 3, 2, 2, dtype=torch.float64)
     dA = torch.tensor([10.0, -1.01, 0.99], dtype=torch.float64).view(1, 3, 1, 1).expand_as(A)
-    assert steps.flow(A, dA, 0.1)[0].tolist() == pytest.approx([10, 1.01, 0])
-    assert steps.flow(A, dA, "mean")[0].tolist() == pytest.approx([10, 0, 0])
+    assert steps.flow(A * dA, 0.1)[0].tolist() == pytest.approx([10, 1.01, 0])
+    assert steps.flow(A * dA, "mean")[0].tolist() == pytest.approx([10, 0, 0])
 
 
 def test_rows_without_gradient():
     A = torch.tensor([[0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)[None, None]
     dA = torch.tensor([[1.0, -1.0], [0.0, 0.0]], dtype=torch.float64)[None, None]
     omega, nu = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[[1.0, 3.0]]], dtype=torch.float64)
-    W = steps.weighted_attention(A, dA, omega, nu, GradSkip.PAPER)[0]
+    W = steps.weighted_attention(A, A * dA, omega, nu, GradSkip.PAPER)[0]
     assert W.flatten().tolist() == pytest.approx([0.2 / 2.6, 2.4 / 2.6, 0.6 / 1.8, 1.2 / 1.8])
-    identity = steps.weighted_attention(A, dA, omega, torch.zeros_like(nu), GradSkip.PAPER)[0]
+    identity = steps.weighted_attention(A, A * dA, omega, torch.zeros_like(nu), GradSkip.PAPER)[0]
     assert torch.equal(identity, torch.eye(2, dtype=torch.float64))
 
 

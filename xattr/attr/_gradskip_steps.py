@@ -38,9 +38,9 @@ def sparsity(A: Tensor, over: str) -> Tensor:
     return gini(A.mean(-2)) if over == "columns" else gini(A.flatten(-2))
 
 
-def flow(A: Tensor, dA: Tensor, threshold: float | str) -> Tensor:
-    """`G_q = mean_ij A |dA|` of each head, `[B, H]`; heads below the threshold are 0."""
-    strength = (A * dA.abs()).mean((-2, -1))
+def flow(edges: Tensor, threshold: float | str) -> Tensor:
+    """`G_q = mean_ij |A dA|` of each head, `[B, H]`, from `edges = A dA`; heads below the threshold are 0."""
+    strength = edges.abs().flatten(2).mean(-1)
     if threshold == "mean":
         limit = strength.mean(1, keepdim=True)
     else:
@@ -72,25 +72,30 @@ def head_weights(flow_: Tensor, sparsity_: Tensor, gini_: Tensor, settings: Grad
     return omega
 
 
-def weighted_attention(A: Tensor, dA: Tensor, omega: Tensor, nu: Tensor, settings: GradSkipSettings) -> Tensor:
-    """`E[i, j] = sum_q omega_q A_q[i, j] |dA_q[i, j]| nu_j` with normalised rows, `[B, P, P]`.
+def weighted_attention(A: Tensor, edges: Tensor, omega: Tensor, nu: Tensor, settings: GradSkipSettings) -> Tensor:
+    """`E[i, j] = sum_q omega_q |A_q[i, j] dA_q[i, j]| nu_j` with normalised rows, `[B, P, P]`, from `edges = A dA`.
 
     A row without any gradient becomes `sum_q omega_q A_q nu`; where that is 0 too, the identity row.
     """
-    strength = dA.abs() if settings.flow_sign == "abs" else dA.clamp_min(0)
-    weight = omega[..., None, None] * nu[:, :, None, :]
-    E = (weight * A * strength).sum(1)
+    E = _over_heads(edges.abs() if settings.flow_sign == "abs" else edges.clamp_min(0), omega, nu)
     rows = E.sum(-1, keepdim=True)
     if settings.row_norm == "none":
         return E
     if settings.row_norm == "mean":
         mean = rows.mean(1, keepdim=True)
         return E / torch.where(mean > 0, mean, 1)
-    plain = (weight * A).sum(1)
+    plain = _over_heads(A, omega, nu)
     plain_rows = plain.sum(-1, keepdim=True)
     identity = torch.eye(E.shape[-1], device=E.device, dtype=E.dtype)
     plain = torch.where(plain_rows > 0, plain / torch.where(plain_rows > 0, plain_rows, 1), identity)
     return torch.where(rows > 0, E / torch.where(rows > 0, rows, 1), plain)
+
+
+def _over_heads(maps: Tensor, omega: Tensor, nu: Tensor) -> Tensor:
+    """`sum_q omega_q maps_q nu_q`, `[B, P, P]`; `nu` is `[B, H, P]`, or `[B, 1, P]` for all heads alike."""
+    if nu.shape[1] == 1:  # one product of a vector and a matrix
+        return (omega[:, None] @ maps.flatten(2)).view(maps[:, 0].shape) * nu
+    return ((omega[..., None] * nu)[:, :, None] * maps).sum(1)
 
 
 def main_share(a: Tensor, x: Tensor, g_z: Tensor, settings: GradSkipSettings) -> Tensor:

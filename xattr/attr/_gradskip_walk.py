@@ -141,17 +141,18 @@ def _pass_block(
         if settings.prefix_tokens == "exclude":
             walk = layout.patches
             if settings.reads and layout.prefix:
-                reads = (A * dA)[:, :, layout.prefix].sum((1, 2))[:, walk]
+                reads = (A[:, :, layout.prefix] * dA[:, :, layout.prefix]).sum((1, 2))[:, walk]
             A, dA = A[..., walk, walk], dA[..., walk, walk]
+        edges = A * dA
         x, a, g = (t[images, walk].to(R.dtype) for t in (block.x.value, block.a, g_z))
         nu = _embedding(block, x, images, walk, relevance, settings.embedding)
         size = nu.mean(-1, keepdim=True)
         nu = nu / torch.where(size > 0, size, 1)
         gini = steps.sparsity(A, settings.gini_over)
-        flow = steps.normalise_heads(steps.flow(A, dA, settings.flow_threshold), settings.head_norm)
+        flow = steps.normalise_heads(steps.flow(edges, settings.flow_threshold), settings.head_norm)
         sparsity = steps.normalise_heads(gini, settings.head_norm)
         omega = steps.head_weights(flow, sparsity, gini, settings)
-        W = steps.weighted_attention(A, dA, omega, nu, settings)
+        W = steps.weighted_attention(A, edges, omega, nu, settings)
         beta = steps.main_share(a, x, g, settings)
         after = steps.step(R[images], W, beta) + reads
         seen = {"omega": omega, "flow": flow, "sparsity": sparsity, "gini": gini, "after": after}
