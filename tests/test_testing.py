@@ -46,6 +46,22 @@ def test_a_given_layer_is_found_in_the_copy():
     assert float(found.cosine.min()) > 0.99
 
 
+def test_heads_over_all_layers_and_tensors_among_the_arguments():
+    from captum.attr import IntegratedGradients as Theirs
+
+    from xattr.attr import LayaLayerAttribution, LayaTokenAttribution
+    from xattr.heads import LayaModel
+
+    model = LayaModel(tiny(), 5, pool="cls", width=8)
+    for kind in (LayaLayerAttribution, LayaTokenAttribution):
+        (found,) = check_precision(kind(model), images(), dtypes=[torch.bfloat16])
+        assert float(found.cosine.min()) > 0.9
+    (found,) = check_precision(
+        Theirs(tiny()), images(), target=1, dtypes=[torch.float16], baselines=torch.zeros(1, 3, 32, 32), n_steps=3
+    )
+    assert float(found.cosine.min()) > 0.99
+
+
 def test_a_precision_that_does_not_do_is_seen():
     model, x = tiny(), images()
     model.head.weight.data.mul_(1e6)  # beyond what float16 can hold

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from tensors_in(part)
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from tensors_in(list(value.values()))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])

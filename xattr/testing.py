@@ -14,8 +14,8 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from ._nested import replace_tensors, tensors_in
-from .trace import InputError, Inputs, Target, observe
-from .trace.outputs import resolve
+from .trace import InputError, Target
+from .trace.outputs import logits, resolve
 
 __all__ = ["Precision", "check_precision"]
 
@@ -90,7 +90,7 @@ def check_precision(
             f"{type(method).__name__} explains a {type(method.forward_func).__name__}; expected a method made with a "
             f"module, which check_precision can copy and cast."
         )
-    scores = _scores(method, inputs, torch.float32)
+    scores = _scores(method, inputs, arguments, torch.float32)
     target = resolve(target, scores)
     wanted = _explained(method, inputs, target, torch.float32, arguments)
     results = []
@@ -103,31 +103,44 @@ def check_precision(
                 dtype,
                 cosine=torch.where(zero, torch.nan, F.cosine_similarity(found, wanted, dim=1)),
                 error=(found - wanted).abs().amax(1) / size,
-                same_class=_scores(method, inputs, dtype).argmax(-1) == scores.argmax(-1),
+                same_class=_scores(method, inputs, arguments, dtype).argmax(-1) == scores.argmax(-1),
             )
         )
     return results
 
 
-def _cast(method: Attribution, inputs: Any, dtype: torch.dtype) -> tuple[Attribution, Any]:
+def _cast(method: Attribution, inputs: Any, arguments: Any, dtype: torch.dtype) -> tuple[Attribution, Any, Any]:
     """Copies in a precision; a layer that the method holds is found again in the copy of its model."""
-    cast = replace_tensors(dict(inputs) if isinstance(inputs, Mapping) else inputs, partial(_floating_to, dtype=dtype))
+    to = partial(_floating_to, dtype=dtype)
     copied = copy.deepcopy(method)
     copied.forward_func.to(dtype)
-    return copied, cast
+    return (
+        copied,
+        replace_tensors(dict(inputs) if isinstance(inputs, Mapping) else inputs, to),
+        replace_tensors(arguments, to),
+    )
 
 
 def _floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _scores(method: Attribution, inputs: Any, dtype: torch.dtype) -> Tensor:
-    copied, cast = _cast(method, inputs, dtype)
-    return observe(copied.forward_func, Inputs.of(cast), record=False).scores.detach().float()
+def _scores(method: Attribution, inputs: Any, arguments: Any, dtype: torch.dtype) -> Tensor:
+    """Scores in evaluation mode, in float32."""
+    copied, cast, others = _cast(method, inputs, arguments, dtype)
+    extra = others.get("additional_forward_args")
+    extra = () if extra is None else extra if isinstance(extra, tuple) else (extra,)
+    model = copied.forward_func.eval()
+    with torch.no_grad():
+        if isinstance(cast, dict):
+            output = model(*extra, **cast)
+        else:
+            output = model(*(cast if isinstance(cast, tuple) else (cast,)), *extra)
+    return logits(output, len(next(tensors_in(cast)))).float()
 
 
 def _explained(method: Attribution, inputs: Any, target: Target, dtype: torch.dtype, arguments: Any) -> Tensor:
     """Attributions of all inputs, flattened, `[B, n]`, in float32."""
-    copied, cast = _cast(method, inputs, dtype)
-    found = copied.attribute(cast, target=target, **arguments)
+    copied, cast, others = _cast(method, inputs, arguments, dtype)
+    found = copied.attribute(cast, target=target, **others)
     return torch.cat([part.detach().float().flatten(1) for part in tensors_in(found)], 1)

@@ -1,7 +1,5 @@
 """What a pass asks the device for, and how many maps are alive, counted."""
 
-import weakref
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +10,7 @@ from tests.models import images, tiny
 from xattr.attr import GradSkip
 from xattr.attr._gradskip_backward import backward
 from xattr.attr._gradskip_walk import walk
+from xattr.metrics import peak_bytes
 from xattr.trace import Inputs
 
 
@@ -49,29 +48,8 @@ def test_a_pass_waits_for_no_value(pool, settings):
     assert waits.seen == ["_local_scalar_dense"]  # the mode sees what it must
 
 
-class Alive(TorchDispatchMode):
-    """The most bytes that tensors of at least a given size hold at once."""
-
-    def __init__(self, at_least):
-        super().__init__()
-        self.at_least, self.alive, self.most = at_least, {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() >= self.at_least:
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.alive:
-                    self.alive[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.alive.pop, storage._cdata, None)
-        self.most = max(self.most, sum(self.alive.values()))
-        return out
-
-
 def most_alive(at_least, explain):
-    with Alive(at_least) as alive:
-        explain()
-    return alive.most
+    return peak_bytes(explain, at_least)
 
 
 def test_the_count_of_what_is_alive():

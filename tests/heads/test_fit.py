@@ -180,18 +180,122 @@ def test_a_whole_model_is_trained_where_it_is_not_frozen():
     [
         (lambda: fit(head(), data(), data(), epochs=0), ValueError, "epochs=0"),
         (lambda: fit(head(), data(), data(), batch_size=0), ValueError, "batch_size=0"),
-        (lambda: fit(head(), (data()[0], torch.zeros(3)), data()), InputError, "120 inputs and 3 labels"),
+        (lambda: fit(head(), (data()[0], torch.zeros(3).long()), data()), InputError, "120 inputs and 3 labels"),
         (lambda: fit(head(), data()[0], data()), InputError, "pair"),
         (
-            lambda: cached_features(LayaModel(tiny(), 5, pool="cls", freeze=False), (images(), torch.zeros(2))),
+            lambda: cached_features(LayaModel(tiny(), 5, pool="cls", freeze=False), (images(), torch.zeros(2).long())),
             InputError, "freeze=True",
         ),
         (
-            lambda: cached_features(LayaModel(tiny(), 5, pool=lambda t: t[:, 0]), (images(), torch.zeros(2)), "x"),
+            lambda: cached_features(LayaModel(tiny(), 5, pool=lambda t: t[:, 0]), (images(), torch.arange(2)), "x"),
             InputError, "callable",
         ),
+        (lambda: fit(head(), data(), (data()[0], torch.zeros(120, 1).long())), InputError, "whole numbers"),
+        (lambda: fit(head(), data(), ([torch.zeros(0, 6)] * 2, torch.zeros(0).long())), InputError, "no example"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_named(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_two_processes_and_a_slow_one_leave_a_right_cache(tmp_path, monkeypatch):
+    """Another process finishes first, and a third is killed: what lies there is whole."""
+    model, x, y = LayaModel(tiny(), 5, pool="cls"), images(6), torch.arange(6) % 5
+    collect, inside = LayaModel.features, []
+
+    def interrupted(self, *a):
+        if not inside:
+            inside.append(1)
+            cached_features(model, (x, y), tmp_path, batch_size=2)  # the other one, from start to end
+        return collect(self, *a)
+
+    monkeypatch.setattr(LayaModel, "features", interrupted)
+    found, _ = cached_features(model, (x, y), tmp_path, batch_size=2)
+    monkeypatch.undo()
+    for one in (found, cached_features(model, (x, y), tmp_path, batch_size=2)[0]):
+        assert all(relative_error(a, b) < 1e-5 for a, b in zip(one, model.features(x), strict=True))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_cache_sees_settings_buffers_and_a_tokenisers_mapping(tmp_path):
+    from collections import UserDict
+
+    def net(scale, act):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.tensor(scale), persistent=False)
+                self.a, self.act, self.b = nn.Linear(4, 4), act, nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.act(self.b(self.act(self.a(x * self.scale))))
+
+        torch.manual_seed(0)
+        return LayaModel(Net(), 2, width=4)
+
+    x = (torch.randn(5, 4), torch.zeros(5).long())
+    seen = [
+        cached_features(net(s, a), x, tmp_path)[0][1] for s, a in ((1.0, nn.GELU()), (2.0, nn.GELU()), (1.0, nn.ReLU()))
+    ]
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+
+    class Texts(torch.utils.data.Dataset):
+        def __init__(self, shift):
+            self.shift = shift
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return UserDict({"ids": torch.arange(3) + i + self.shift}), 0
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(20, 4)
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8, batch_first=True) for _ in range(2))
+
+        def forward(self, ids):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    words = LayaModel(Words(), 2, pool="mean", width=4, example={"ids": torch.arange(3)[None]})
+    one, other = (cached_features(words, Texts(shift), tmp_path)[0][0] for shift in (0, 9))
+    assert not torch.equal(one, other)
+    fit(words, Texts(0), Texts(9), epochs=1, cache=tmp_path)
+
+
+def test_a_checkpoint_of_other_data_weights_or_optimiser_is_refused(tmp_path):
+    features, labels = data()
+
+    def run(seed=0, labels=labels, lr=0.01, **options):
+        path = tmp_path / "a.pt"
+        return fit(head(seed, **options), (features, labels), data(60, 1), epochs=1, lr=lr, checkpoint=path)
+
+    run()
+    for changed in ({"labels": labels.flip(0)}, {"lr": 0.02}, {"temperature": 3.0}, {"seed": 1}):
+        with pytest.raises(InputError, match="another training"):
+            run(**changed)
+
+
+def test_inputs_by_position_and_by_name_and_callers_without_gradients():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, a, b):
+            return self.out(a * b)
+
+    a, b, y = torch.randn(9, 3), torch.randn(9, 3), torch.arange(9, dtype=torch.int32) % 2
+    found = []
+    for inputs in ([a, b], {"a": a, "b": b}):
+        torch.manual_seed(0)
+        model = Two()
+        with torch.no_grad():
+            found.append(fit(model, (inputs, y), (inputs, y), epochs=2, batch_size=4))
+    assert found[0] == found[1]

@@ -229,7 +229,7 @@ def test_a_trained_backbone_is_stored_too(tmp_path):
         (lambda: LayaModel(tiny(), 5, pool="cls", head="laia"), "head='laia'; expected one of"),
         (
             lambda: LayaModel(tiny(), 5, pool="cls", example=images(1, 20)),
-            r"does not take the example \[1, 3, 20, 20\]",
+            r"does not take the example \[2, 3, 20, 20\]",
         ),
         (lambda: LayaModel(torchvision.models.vgg11(), 5), "no layers were found in VGG"),
         (lambda: LayaModel(lambda x: x, 5), "expected a torch.nn.Module"),
@@ -243,3 +243,200 @@ def test_a_trained_backbone_is_stored_too(tmp_path):
 def test_what_cannot_be_is_one_clear_error(make, says):
     with pytest.raises(InputError, match=says):
         make()
+
+
+class InPlace(nn.Module):
+    """Blocks that overwrite the stream that they took."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+
+            def forward(self, x):
+                x += self.f(x)
+                return x
+
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_feature_is_not_overwritten_by_later_blocks():
+    model, x = LayaModel(InPlace(), 3, pool="cls", example=torch.rand(1, 5, 6)), torch.rand(2, 5, 6)
+    found, stream = model.features(x), model.backbone.first(x)
+    for feature, block in zip(found, model.backbone.blocks, strict=True):
+        stream = stream + block.f(stream)
+        assert torch.allclose(feature, stream[:, 0], atol=1e-6)
+    assert len({float(f.sum()) for f in found}) == 4
+
+
+class Wrapped(nn.Module):
+    """Residual sums around functions, and a block that returns more than the stream."""
+
+    def __init__(self, form):
+        super().__init__()
+
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fn = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6))
+                self.pair = nn.ModuleList([nn.Identity()])
+
+            def forward(self, x):
+                y = x + self.fn(x)
+                return (y @ y.mT, y) if form == "weights first" else y
+
+        self.layers = nn.ModuleList(Residual() for _ in range(3))
+        self.form = form
+
+    def forward(self, x):
+        x = x.transpose(0, 1) if self.form == "tokens first" else x
+        for _ in range(2 if self.form == "shared" else 1):
+            for layer in self.layers:
+                x = layer(x)[1] if self.form == "weights first" else layer(x)
+        return x
+
+
+def test_the_sum_and_not_its_branch_is_the_layer():
+    for form in ("plain", "weights first"):
+        model, x = LayaModel(Wrapped(form), 3, pool="mean", example=torch.rand(1, 5, 6)), torch.rand(2, 5, 6)
+        assert [layer.path for layer in model.layers] == ["layers.0", "layers.1", "layers.2"]
+        first = model.backbone.layers[0].fn
+        assert torch.allclose(model.features(x)[0], (x + first(x)).mean(1), atol=1e-6)
+    with pytest.raises(InputError, match="not its first axis"):
+        LayaModel(Wrapped("tokens first"), 3, pool="mean", example=torch.rand(1, 5, 6))
+    with pytest.raises(InputError, match="runs 2 times"):
+        LayaModel(Wrapped("shared"), 3, pool="mean", example=torch.rand(1, 5, 6))
+
+
+NESTED = {"regnetx_002": 13, "skresnet18": 8, "levit_128s": 9, "poolformer_s12": 12}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_parts_of_a_block_are_no_layers(name):
+    size = 224 if "levit" in name else 64
+    assert (
+        len(find_layers(timm.create_model(name), images(1, size), pool="mean" if "levit" in name else None))
+        == NESTED[name]
+    )
+
+
+def test_convolutions_along_time_and_channels_of_a_spectrogram():
+    class Block(nn.Module):
+        def __init__(self, conv):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x):
+            return self.conv(x).relu()
+
+    class Net(nn.Module):
+        def __init__(self, *convs):
+            super().__init__()
+            self.blocks = nn.ModuleList(map(Block, convs))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    time = find_layers(Net(nn.Conv1d(2, 16, 3), nn.Conv1d(16, 16, 3)), torch.rand(1, 2, 100))
+    assert [(layer.pool, layer.width) for layer in time] == [("gap_1d", 16)] * 2
+    picture = Net(nn.Conv2d(1, 64, 3, (2, 1), 1), nn.Conv2d(64, 64, 3, (2, 1), 1))
+    assert [(layer.pool, layer.width) for layer in find_layers(picture, torch.rand(1, 1, 128, 128))] == [
+        ("gap", 64)
+    ] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_head_has_the_precision_of_its_backbone(dtype, tmp_path):
+    model, x = LayaModel(tiny().to(dtype), 5, pool="cls"), images(dtype=dtype)
+    assert model(x).dtype == dtype
+    assert LayaModel.load(model.save(tmp_path), tiny().to(dtype))(x).dtype == dtype
+
+
+def test_two_threads_leave_modes_and_statistics_alone():
+    import threading
+    import time
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            time.sleep(0.05 * len(x))
+            return self.b(self.norm(self.a(x)).relu()).relu()
+
+    backbone = Net()
+    model = LayaModel(backbone, 2, example=torch.rand(2, 4)).train()
+    before = state(backbone)
+    threads = [threading.Thread(target=model, args=(torch.rand(n, 4),)) for n in (2, 5)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert same(before, state(backbone))
+    assert backbone.training
+
+
+def test_reentrant_checkpointing_is_said():
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Sequential(nn.Linear(6, 6))
+
+        def forward(self, x):
+            return x + self.f(x)
+
+    class Net(nn.Module):
+        def __init__(self, reentrant):
+            super().__init__()
+            self.blocks, self.reentrant = nn.ModuleList(Block() for _ in range(2)), reentrant
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return x
+
+    x = torch.rand(2, 6, requires_grad=True)
+    LayaModel(Net(False), 2, freeze=False, example=x.detach())(x).sum().backward()
+    with pytest.raises(InputError, match="use_reentrant=False"):
+        LayaModel(Net(True), 2, freeze=False, example=x.detach())(x)
+
+
+def test_masks_by_position_and_without_any_word():
+    bert = transformers.BertModel(transformers.BertConfig(**WORDS)).eval()
+    model, mask = LayaModel(bert, 5, pool="mean"), torch.ones_like(IDS)
+    mask[:, 4:] = 0
+    by_name = model.features(input_ids=IDS, attention_mask=mask)
+    assert all(torch.equal(a, b) for a, b in zip(model.features(IDS, mask), by_name, strict=True))
+    assert all(bool(f.isfinite().all()) for f in model.features(IDS, torch.zeros_like(mask)))
+
+
+def test_storing_is_all_or_nothing(tmp_path):
+    vit = tiny()
+    model = LayaModel(vit, 5, pool="cls", width=8)
+    model.save(tmp_path)
+    other = LayaModel(vit, 5, pool="cls", width=8, causal=object())
+    torch.nn.init.ones_(other.head.classifier.weight)
+    with pytest.raises(TypeError):
+        other.save(tmp_path)
+    assert torch.equal(LayaModel.load(tmp_path, vit).head.classifier.weight, model.head.classifier.weight)
+    compiled = LayaModel(torch.compile(vit, backend="eager"), 5, pool="cls", width=8)
+    assert LayaModel.load(compiled.save(tmp_path / "c"), vit).head is not None
+    apart = tiny().to(memory_format=torch.channels_last)
+    LayaModel(apart, 5, pool="cls", freeze=False).save(tmp_path / "d")

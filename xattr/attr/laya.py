@@ -9,11 +9,11 @@ from captum.attr import LayerAttribution
 from captum.log import log_usage
 from torch import Tensor
 
-from ..heads.collect import evaluated
 from ..heads.explanation import HeadExplanation
 from ..heads.mixing import MixingHead
 from ..heads.model import LayaModel
 from ..trace import InputError, Target
+from ..trace.modules import in_evaluation_mode
 from ..trace.outputs import resolve
 
 __all__ = ["LayaLayerAttribution"]
@@ -82,7 +82,7 @@ class LayaLayerAttribution(LayerAttribution):  # type: ignore[misc]
         """Explain one class for each example.
 
         Args:
-            inputs: what the backbone takes: a tensor, or a mapping of its keyword arguments.
+            inputs: what the backbone takes: a tensor, a tuple by position, or a mapping by name.
             target: class index, or one for each example; `None` explains the predicted class. The attention does not
                 depend on it.
             additional_forward_args: what else the backbone takes, by position.
@@ -98,7 +98,7 @@ class LayaLayerAttribution(LayerAttribution):  # type: ignore[misc]
         if scores not in ("attention", "contribution"):
             raise ValueError(f'scores={scores!r}; expected "attention" or "contribution".')
         is_tuple = isinstance(inputs, tuple)
-        seen = explained(self.forward_func, inputs[0] if is_tuple else inputs, additional_forward_args)
+        seen = explained(self.forward_func, inputs, additional_forward_args)
         chosen = resolve(target, seen.logits)
         found = seen.alpha if scores == "attention" else of_target(seen.contributions, chosen)
         return (found,) if is_tuple else found
@@ -119,8 +119,8 @@ def check_model(model: Any, method: str) -> None:
 def explained(model: LayaModel, inputs: Any, extra: Any = None) -> HeadExplanation:
     """One forward in evaluation mode without gradients, whatever the mode of the model."""
     extra = () if extra is None else extra if isinstance(extra, tuple) else (extra,)
-    with torch.no_grad(), evaluated(model):
-        return model.explain(inputs, *extra)
+    with torch.no_grad(), in_evaluation_mode(model):
+        return model.explain(*(inputs if isinstance(inputs, tuple) else (inputs,)), *extra)
 
 
 def of_target(by_class: Tensor, target: Any) -> Tensor:

@@ -92,15 +92,18 @@ class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
         else:
             gradient = self._gradient(seen.z, chosen, frozen)
         if kind == "gradient_norm":
-            return torch.linalg.vector_norm(gradient, dim=-1)
-        found = (gradient * seen.z).sum(-1)
-        return found.clamp_min(0) if kind == "grad_cam" else found
+            found = torch.linalg.vector_norm(gradient, dim=-1)
+        else:
+            found = (gradient * seen.z).sum(-1)
+        found = found.clamp_min(0) if kind == "grad_cam" else found
+        return (found,) if isinstance(inputs, tuple) else found
 
     def _gradient(self, z: Tensor, target: Any, frozen: Tensor | None) -> Tensor:
         head: MixingHead = self.forward_func.head
         modes = head.training
         with torch.inference_mode(False), torch.enable_grad():
             z = z.detach().clone().requires_grad_()
+            frozen = None if frozen is None else frozen.clone()
             try:
                 head.training = False  # no layer is left out
                 alpha = head.weigh(head.scores(z)) if frozen is None else frozen

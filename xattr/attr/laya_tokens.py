@@ -107,7 +107,7 @@ class LayaTokenAttribution(MapAttribution):
         """
         checked = Inputs.of(inputs)
         model: LayaModel = self.forward_func
-        seen = explained(model, inputs[0] if checked.is_tuple else inputs, additional_forward_args)
+        seen = explained(model, inputs, additional_forward_args)
         target = resolve(target, seen.logits)
         head: Any = model.head
         first = model.backbone.get_submodule(model.layers[0].path)

@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from .collect import evaluated
+from ..trace.modules import in_evaluation_mode
 from .explanation import HeadExplanation
 from .mixing import LayaHead, MixingHead
 
@@ -52,12 +52,12 @@ def conditioning(head: MixingHead, features: Sequence[Tensor], labels: Tensor, s
         >>> conditioning(LayaHead([4, 4], 2), [torch.randn(8, 4)] * 2, torch.zeros(8, dtype=torch.long)).own <= 1
         True
     """
-    with evaluated(head):
+    with in_evaluation_mode(head):
         seen = head.explain(features)
     mean = seen.alpha.mean(0).expand_as(seen.alpha)
 
     def right(alpha: Tensor) -> float:
-        with evaluated(head):
+        with in_evaluation_mode(head):
             logits = head._explained(seen.z, seen.scores, alpha).logits
         return float((logits.argmax(1) == labels.to(logits.device)).double().mean())
 
@@ -87,7 +87,7 @@ def scorer_randomisation(head: LayaHead, features: Sequence[Tensor], seeds: Sequ
     Returns:
         Spearman's correlation over layers, averaged over examples, `[seeds]`; NaN with one layer.
     """
-    with evaluated(head):
+    with in_evaluation_mode(head):
         wanted = head.explain(features).alpha
     found = []
     for seed in seeds:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .._nested import tensors_in
+from ..trace import InputError
 
 if TYPE_CHECKING:
     from .layers import FeatureLayer
@@ -18,19 +19,6 @@ if TYPE_CHECKING:
 
 class _Enough(BaseException):
     """Ends a forward; no handler of the model's own catches it."""
-
-
-@contextlib.contextmanager
-def evaluated(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every part gets its own mode back."""
-    modes = {part: part.training for part in module.modules()}
-    try:
-        for part in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def collect(
@@ -51,20 +39,29 @@ def collect(
             run, and the features so far are returned.
 
     Raises:
-        RuntimeError: a layer did not run.
+        InputError: a layer did not run, or what it returned is not one vector for each example.
     """
-    from .layers import call
-
     backbone = getattr(backbone, "_orig_mod", backbone)  # hooks do not run in a compiled model
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    mask, batch = _attention_mask(backbone, inputs), _batch(inputs)
     found: dict[int, Tensor] = {}
     thread = threading.get_ident()
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in backbone.parameters())
 
     def reader(i: int, layer: FeatureLayer) -> Callable[..., None]:
         def read(module: nn.Module, args: Any, *output: Any) -> None:
             if threading.get_ident() == thread:
                 value = args if layer.at_input else output[0]
-                found[i] = _vector(value, layer, mask, pool)
+                found[i] = vector = _vector(value, layer, mask, pool)
+                if len(vector) != batch or vector.ndim != 2:
+                    raise InputError(
+                        f"the layer {layer.path!r} gave {list(vector.shape)} for {batch} examples; expected one vector "
+                        f"for each. Name other layers, or give a callable pool=."
+                    )
+                if trained and not vector.requires_grad:
+                    raise InputError(
+                        f"no gradient leads to the layer {layer.path!r}: it runs under reentrant checkpointing or "
+                        f"no_grad. Use checkpoint(..., use_reentrant=False), or freeze=True."
+                    )
                 so_far = [found[k] for k in range(i + 1) if k in found]
                 if enough is not None and len(so_far) == i + 1 and enough(so_far):
                     raise _Enough
@@ -86,27 +83,54 @@ def collect(
             handle.remove()
     missing = [layer.path for i, layer in enumerate(layers) if i not in found]
     if missing:
-        raise RuntimeError(f"the layers {missing} did not run in this forward.")
+        raise InputError(f"the layers {missing} did not run in this forward.")
     return [found[i] for i in range(len(layers))]
 
 
+def call(backbone: nn.Module, inputs: Any) -> Any:
+    """A call with a tensor, a tuple or list of positional, or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return backbone(**inputs)
+    return backbone(*inputs) if isinstance(inputs, (tuple, list)) else backbone(inputs)
+
+
+def _batch(inputs: Any) -> int:
+    first = next(tensors_in(inputs), None)
+    if first is None or not first.ndim:
+        raise InputError("the backbone's inputs hold no tensor with an axis of examples.")
+    return len(first)
+
+
+def _attention_mask(backbone: nn.Module, inputs: Any) -> Tensor | None:
+    """The argument `attention_mask`, given by name or by position."""
+    if isinstance(inputs, Mapping):
+        return inputs.get("attention_mask")
+    if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
+        try:
+            return inspect.signature(backbone.forward).bind(*inputs).arguments.get("attention_mask")
+        except TypeError:
+            return None
+    return None
+
+
 def _vector(value: Any, layer: FeatureLayer, mask: Any, pool: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """One vector for each example, in memory of its own: what comes later may overwrite a layer's output."""
     if layer.pool == "state":
         return _final_state(value, layer)
-    tensor = next(iter(tensors_in(value)))
+    tensor = list(tensors_in(value))[layer.item]
     if layer.pool == "callable":
         assert pool is not None
-        return pool(tensor)
+        return pool(tensor).clone()
     if layer.pool == "cls":
-        return tensor[:, 0]
+        return tensor[:, 0].clone()
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))  # sums in half precision overflow
     if layer.pool == "mean":
         if mask is None or tuple(mask.shape) != tuple(tensor.shape[:2]):
-            return tensor.mean(1)
-        weight = mask[..., None].to(tensor.dtype)
-        return (tensor * weight).sum(1) / weight.sum(1)
-    if layer.pool in ("gap", "gap_last"):
-        return tensor.mean((2, 3) if layer.pool == "gap" else (1, 2))
-    return tensor
+            return wide.mean(1).to(tensor.dtype)
+        weight = mask[..., None].to(wide.dtype)
+        return ((wide * weight).sum(1) / weight.sum(1).clamp_min(1)).to(tensor.dtype)
+    axes = {"gap": (2, 3), "gap_last": (1, 2), "gap_1d": (2,)}.get(layer.pool)
+    return tensor.clone() if axes is None else wide.mean(axes).to(tensor.dtype)
 
 
 def _final_state(value: Any, layer: FeatureLayer) -> Tensor:

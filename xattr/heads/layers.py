@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from .._nested import tensors_in
 from ..trace import InputError
-from .collect import evaluated
+from ._structure import Call, blocks, calls, hidden, states, twice
 
 Pool: TypeAlias = Literal["cls", "mean", "gap"] | Callable[[Tensor], Tensor] | None
 Layers: TypeAlias = Literal["blocks", "stages"] | Sequence[str | nn.Module]
@@ -24,10 +23,12 @@ class FeatureLayer:
 
     Attributes:
         path: dotted path of the module in the backbone.
-        pool: "identity", "cls", "mean", "gap" (`[B, C, h, w]`), "gap_last" (`[B, h, w, C]`), "state" or "callable".
+        pool: "identity", "cls", "mean", "gap" (`[B, C, h, w]`), "gap_last" (`[B, h, w, C]`), "gap_1d" (`[B, C, t]`),
+            "state" or "callable".
         width: length of the vector.
         at_input: it is what the module takes, not what it returns.
         state: of a recurrent module, which layer's final state.
+        item: which of the tensors that the module returned.
     """
 
     path: str
@@ -35,15 +36,7 @@ class FeatureLayer:
     width: int
     at_input: bool = False
     state: int = 0
-
-
-@dataclass
-class _Call:
-    path: str
-    module: nn.Module
-    taken: Tensor | None
-    made: Tensor | None
-    count: int = 1
+    item: int = 0
 
 
 def find_layers(
@@ -55,10 +48,11 @@ def find_layers(
 ) -> tuple[FeatureLayer, ...]:
     """The layers of a backbone in order of depth.
 
-    "blocks" are the largest set of modules of one's own (no `Sequential`) at places that differ in their numbers alone,
-    such as `layers.0.blocks.1`, if they hold most of the parameters; else the layers of a recurrent module by their
+    "blocks" are the outermost modules of one's own (no `Sequential`, no stage) at places that differ in their numbers
+    alone, such as `layers.0.blocks.1`, with most of the parameters; else the layers of a recurrent module by their
     final states; else what the linear maps of an MLP take from the layer before. "stages" are the last blocks of each
-    resolution. The final norm of a backbone is not applied to any of them.
+    resolution. The final norm of a backbone is not applied to any of them. Look at what was found: a network that is no
+    chain of blocks (two towers, a U-Net) has no order of depth, and wants its layers named.
 
     Args:
         backbone: any module.
@@ -70,28 +64,36 @@ def find_layers(
     Raises:
         InputError: no layers were found, one did not run, or the shape does not say how to pool.
     """
-    calls = _calls(backbone, example)
+    example = twice(example)
+    found = calls(backbone, example)
+    batch = len(next(tensors_in(example)))
     if not isinstance(layers, str):
-        chosen = [(call, False) for call in _given(backbone, layers, calls)]
-        states: list[tuple[_Call, int]] = []
+        chosen = [(one, False) for one in _given(backbone, layers, found)]
     elif layers in ("blocks", "stages"):
-        blocks = _blocks(calls)
-        states = [] if blocks else _states(calls)
-        chosen = [(call, False) for call in blocks] or ([] if states else _hidden(calls))
-        if layers == "stages":
-            chosen = _last_of_each_resolution(chosen, _sides(example))
+        chosen = [(one, False) for one in blocks(found)]
+        recurrent = [] if chosen else states(found)
+        if recurrent:
+            if pool is not None or include_embedding:
+                raise InputError(
+                    "the layers of a recurrent module are its final states: they take no pool=, no embedding."
+                )
+            return tuple(_state(one, i) for one, i in recurrent)
+        chosen = chosen or hidden(found)
     else:
         raise InputError(f'layers={layers!r}; expected "blocks", "stages", or a list of modules or of their names.')
-    if states:
-        return tuple(_state(call, i) for call, i in states)
     if not chosen:
         raise InputError(
             f"no layers were found in {type(backbone).__name__}: no repeated blocks, no recurrent module, no chain of "
-            f"linear maps. Name them: layers=['path.of.module', ...]."
+            f"linear maps that run once. Name them: layers=['path.of.module', ...]."
         )
     if include_embedding:
         chosen = [(chosen[0][0], True), *chosen]
-    return tuple(_pooled_layers(chosen, pool, _sides(example)))
+    maps = [t.shape for one, at_input in chosen if not at_input for t in one.made[:1] if t.ndim == 4]
+    axis = _channel_axis(maps, _sides(example))
+    pooled = [_pooled(one, at_input, pool, batch, axis) for one, at_input in chosen]
+    if layers == "stages":
+        return tuple(_last_of_each_resolution([layer for layer, _ in pooled], [shape for _, shape in pooled]))
+    return tuple(layer for layer, _ in pooled)
 
 
 def example_of(backbone: nn.Module) -> Any:
@@ -117,157 +119,85 @@ def example_of(backbone: nn.Module) -> Any:
     raise InputError(f"nothing in {type(backbone).__name__} says what it takes; give example= inputs for one call.")
 
 
-def call(backbone: nn.Module, inputs: Any) -> Any:
-    """A call with a tensor, a tuple of positional, or a mapping of keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return backbone(**inputs)
-    return backbone(*inputs) if isinstance(inputs, tuple) else backbone(inputs)
-
-
-def _calls(backbone: nn.Module, example: Any) -> list[_Call]:
-    """What ran, in the order of its end, each module once."""
-    found: dict[nn.Module, _Call] = {}
-
-    def note(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if module in found:
-                found[module].count += 1
-                return
-            taken, made = (next(iter(tensors_in(value)), None) for value in (args, output))
-            found[module] = _Call(path, module, taken, made)
-
-        return hook
-
-    handles = [module.register_forward_hook(note(path)) for path, module in backbone.named_modules()]
-    try:
-        with torch.no_grad(), evaluated(backbone):
-            call(backbone, example)
-    except Exception as error:
-        raise InputError(
-            f"{type(backbone).__name__} does not take the example {_shapes(example)}: {error}. Give example= inputs as "
-            f"it takes them, a tensor or a mapping of keyword arguments."
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(found.values())
-
-
-def _shapes(example: Any) -> str:
-    return ", ".join(str(list(t.shape)) for t in tensors_in(dict(example) if isinstance(example, Mapping) else example))
-
-
-def _given(backbone: nn.Module, layers: Sequence[str | nn.Module], calls: list[_Call]) -> list[_Call]:
-    by_module = {call.module: call for call in calls}
-    chosen = []
+def _given(backbone: nn.Module, layers: Sequence[str | nn.Module], found: list[Call]) -> list[Call]:
+    by_module = {one.module: one for one in found}
+    paths = dict(backbone.named_modules())
+    chosen: dict[int, Call] = {}
     for layer in layers:
-        module = dict(backbone.named_modules()).get(layer) if isinstance(layer, str) else layer
+        module = paths.get(layer) if isinstance(layer, str) else layer
         if module not in by_module:
-            known = ", ".join(call.path for call in calls if call.path)[:300]
+            known = ", ".join(one.path for one in found if one.path)[:300]
             raise InputError(f"the layer {layer!r} did not run in {type(backbone).__name__}; what ran: {known} ...")
-        chosen.append(by_module[module])
-    order = {id(call): i for i, call in enumerate(calls)}
-    return sorted(chosen, key=lambda call: order[id(call)])
+        one = by_module[module]
+        if one.count > 1:
+            raise InputError(f"the layer {one.path!r} runs {one.count} times in one forward; expected once.")
+        chosen[id(one)] = one
+    return [one for one in found if id(one) in chosen]
 
 
-def _blocks(calls: list[_Call]) -> list[_Call]:
-    """The largest group of modules whose paths differ in their numbers alone, among those with most parameters."""
-    groups: dict[str, list[_Call]] = {}
-    for one in calls:
-        own = not isinstance(one.module, (nn.Sequential, nn.ModuleList, nn.RNNBase)) and any(one.module.children())
-        if own and one.count == 1 and re.search(r"\d", one.path) and one.made is not None:
-            groups.setdefault(re.sub(r"\d+", "#", one.path), []).append(one)
-    sizes = {
-        pattern: sum(p.numel() for one in group for p in one.module.parameters())
-        for pattern, group in groups.items()
-        if len(group) > 1 or len(groups) == 1
-    }
-    if not sizes:
-        # A backbone of one block has no group of several: the outermost one is it.
-        alone = [group[0] for pattern, group in groups.items() if pattern.endswith("#")]
-        return alone[-1:]
-    most = max(sizes.values())
-    best = max(
-        (pattern for pattern, size in sizes.items() if size >= 0.8 * most),
-        key=lambda pattern: (len(groups[pattern]), sizes[pattern]),
-    )
-    return groups[best]
-
-
-def _states(calls: list[_Call]) -> list[tuple[_Call, int]]:
-    return [(one, i) for one in calls if isinstance(one.module, nn.RNNBase) for i in range(one.module.num_layers)]
-
-
-def _state(one: _Call, layer: int) -> FeatureLayer:
+def _state(one: Call, layer: int) -> FeatureLayer:
     module: Any = one.module
     size = module.proj_size or module.hidden_size
     return FeatureLayer(one.path, "state", size * (2 if module.bidirectional else 1), state=layer)
 
 
-def _hidden(calls: list[_Call]) -> list[tuple[_Call, bool]]:
-    """What each linear map but the first takes, and what the network returns if that is no linear map's."""
-    if any(isinstance(one.module, nn.modules.conv._ConvNd) for one in calls):
-        return []
-    linear = [one for one in calls if isinstance(one.module, nn.Linear) and one.count == 1]
-    chosen = [(one, True) for one in linear[1:]]
-    leaves = [one for one in calls if not any(one.module.children())]
-    if linear and leaves and leaves[-1] is not linear[-1]:
-        chosen.append((leaves[-1], False))
-    return chosen
-
-
-def _last_of_each_resolution(chosen: list[tuple[_Call, bool]], sides: float) -> list[tuple[_Call, bool]]:
-    shapes = [one.made.shape for one, _ in chosen if one.made is not None]
-    axis = _channel_axis([shape for shape in shapes if len(shape) == 4], sides) or 1
+def _last_of_each_resolution(chosen: list[FeatureLayer], shapes: list[torch.Size]) -> list[FeatureLayer]:
+    axes = {"gap": 1, "gap_last": 3, "gap_1d": 1}
     cells = [
-        shape.numel() // shape[0] // shape[axis] if len(shape) == 4 else shape[1] * (len(shape) == 3)
-        for shape in shapes
+        shape.numel() // shape[0] // shape[axes.get(layer.pool, len(shape) - 1)] if len(shape) > 2 else 0
+        for layer, shape in zip(chosen, shapes, strict=True)
     ]
-    return [pair for i, pair in enumerate(chosen) if cells[i : i + 1] != cells[i + 1 : i + 2]]
+    return [layer for i, layer in enumerate(chosen) if cells[i : i + 1] != cells[i + 1 : i + 2]]
 
 
 def _sides(example: Any) -> float:
     """Height over width of the image in an example."""
-    for tensor in tensors_in(dict(example) if isinstance(example, Mapping) else example):
+    for tensor in tensors_in(example):
         if tensor.ndim == 4:
             return float(tensor.shape[2] / tensor.shape[3])
     return 1.0
 
 
-def _pooled_layers(chosen: list[tuple[_Call, bool]], pool: Pool, sides: float) -> list[FeatureLayer]:
-    tensors = [one.taken if at_input else one.made for one, at_input in chosen]
-    maps = [tensor.shape for tensor in tensors if tensor is not None and tensor.ndim == 4]
-    axis = _channel_axis(maps, sides)
-    found = []
-    for (one, at_input), tensor in zip(chosen, tensors, strict=True):
-        where = f"the layer {one.path!r}"
-        if tensor is None:
-            raise InputError(f"{where} returned no tensor.")
-        if callable(pool):
-            vector = pool(tensor)
-            if vector.ndim != 2 or len(vector) != len(tensor):
-                raise InputError(
-                    f"pool made {list(vector.shape)} of {where} {list(tensor.shape)}; expected [B, width]."
-                )
-            found.append(FeatureLayer(one.path, "callable", vector.shape[1], at_input))
-            continue
-        shape = list(tensor.shape)
-        if tensor.ndim == 2:
-            found.append(FeatureLayer(one.path, "identity", shape[1], at_input))
-        elif tensor.ndim == 3:
-            if pool not in ("cls", "mean"):
-                raise InputError(
-                    f"{where} returned {shape}, a sequence as a rule, and pool={pool!r} does not say how to make one "
-                    f'vector of it; expected pool="cls" (the first token), "mean" (of all tokens), or a callable.'
-                )
-            found.append(FeatureLayer(one.path, pool, shape[2], at_input))
-        elif tensor.ndim == 4 and pool in (None, "gap"):
-            if axis is None:
-                raise InputError(f"{where} returned {shape}, in which channels cannot be told; give a callable pool=.")
-            found.append(FeatureLayer(one.path, "gap" if axis == 1 else "gap_last", shape[axis], at_input))
-        else:
-            raise InputError(f"{where} returned {shape}, which pool={pool!r} does not fit; give a callable.")
-    return found
+def _pooled(one: Call, at_input: bool, pool: Pool, batch: int, axis: int | None) -> tuple[FeatureLayer, torch.Size]:
+    """One layer, and the shape of what it makes."""
+    where, item = f"the layer {one.path!r}", None if at_input else one.item(batch)
+    tensor = one.taken if at_input else None if item is None else one.made[item]
+    item = item or 0
+    if tensor is None:
+        raise InputError(f"{where} {'took no tensor by position' if at_input else 'returned no tensor'}.")
+    shape, kind = list(tensor.shape), None
+    if shape[0] != batch:
+        raise InputError(f"{where} made {shape} for {batch} examples, which are not its first axis. Name other layers.")
+    if callable(pool):
+        vector = pool(tensor)
+        if vector.ndim != 2 or len(vector) != batch:
+            raise InputError(f"pool made {list(vector.shape)} of {shape} ({where}); expected [B, width].")
+        return FeatureLayer(one.path, "callable", vector.shape[1], at_input, item=item), tensor.shape
+    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in one.module.modules())
+    if tensor.ndim == 2:
+        kind, width = "identity", shape[1]
+    elif tensor.ndim == 3 and convolves and pool in (None, "gap", "mean") and not _maps_last_axis(one.module):
+        kind, width = "gap_1d", shape[1]
+    elif tensor.ndim == 3 and pool in ("cls", "mean"):
+        kind, width = str(pool), shape[2]
+    elif tensor.ndim == 3:
+        raise InputError(
+            f"{where} returned {shape}, a sequence as a rule, and pool={pool!r} does not say how to make one vector of "
+            f'it; expected pool="cls" (the first token), "mean" (of all tokens), or a callable.'
+        )
+    elif tensor.ndim == 4 and pool in (None, "gap"):
+        own = None if convolves == _maps_last_axis(one.module) else 1 if convolves else 3
+        axis = own or axis
+        if axis is None:
+            raise InputError(f"{where} returned {shape}, in which channels cannot be told; give a callable pool=.")
+        kind, width = "gap" if axis == 1 else "gap_last", shape[axis]
+    if kind is None:
+        raise InputError(f"{where} returned {shape}, which pool={pool!r} does not fit; give a callable.")
+    return FeatureLayer(one.path, kind, width, at_input, item=item), tensor.shape
+
+
+def _maps_last_axis(module: nn.Module) -> bool:
+    return any(isinstance(part, (nn.Linear, nn.LayerNorm)) for part in module.modules())
 
 
 def _channel_axis(shapes: Sequence[Sequence[int]], sides: float) -> int | None:

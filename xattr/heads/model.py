@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..trace import InputError
-from .collect import collect, evaluated
+from ..trace.modules import in_evaluation_mode
+from .collect import collect
 from .explanation import HeadExplanation
 from .layers import FeatureLayer, Layers, Pool, example_of, find_layers
 from .mixing import LayaHead, MeanHead, MixingHead, ScalarMixHead
@@ -92,18 +93,19 @@ class LayaModel(nn.Module):
         self.layers = find_layers(plain, example, layers, pool, include_embedding)
         self._pool = pool if callable(pool) else None
         self.head = _head(head, [layer.width for layer in self.layers], num_classes, options)
+        _like(self.head, first)
         self._settings = {"head": head if isinstance(head, str) else None, "num_classes": num_classes, **options}
 
     def features(self, *inputs: Any, **named: Any) -> list[Tensor]:
         """Pooled features of all layers, `[B, d_i]` each; takes what the backbone takes."""
-        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else (named if named else inputs)
+        given: Any = named or inputs
         if named and inputs:
             raise InputError("pass the backbone's arguments all by position, or all by name.")
         with contextlib.ExitStack() as stack:
             if self.freeze:
                 stack.enter_context(torch.no_grad())
-                stack.enter_context(evaluated(self.backbone))
-            return collect(self.backbone, self.layers, given, self._pool)
+                stack.enter_context(in_evaluation_mode(self.backbone))
+            return collect(self.backbone, self.layers, given[0] if len(given) == 1 and not named else given, self._pool)
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """Logits `[B, C]`; takes what the backbone takes."""
@@ -141,13 +143,17 @@ class LayaModel(nn.Module):
             "settings": self._settings,
             "freeze": self.freeze,
             "layers": [dataclasses.asdict(layer) for layer in self.layers],
-            "backbone": {"class": type(self.backbone).__name__, "fingerprint": fingerprint(self.backbone)},
+            "backbone": {"class": type(_plain(self.backbone)).__name__, "fingerprint": fingerprint(self.backbone)},
         }
-        stored = {f"head.{k}": v.detach().contiguous() for k, v in self.head.state_dict().items()}
+        text = json.dumps(card, indent=2) + "\n"
+        copied = lambda v: v.detach().clone(memory_format=torch.contiguous_format)
+        stored = {f"head.{k}": copied(v) for k, v in self.head.state_dict().items()}
         if not self.freeze:
-            stored |= {f"backbone.{k}": v.detach().clone() for k, v in self.backbone.state_dict().items()}
-        save_file(stored, folder / "model.safetensors")
-        (folder / "model.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+            stored |= {f"backbone.{k}": copied(v) for k, v in _plain(self.backbone).state_dict().items()}
+        weights = folder / "model.safetensors.partial"
+        save_file(stored, weights)
+        weights.replace(folder / "model.safetensors")
+        (folder / "model.json").write_text(text, encoding="utf-8")
         return folder
 
     @classmethod
@@ -172,7 +178,7 @@ class LayaModel(nn.Module):
             raise InputError("the stored layers were pooled by a callable; pass it as pool=.")
         part = lambda name: {k.removeprefix(f"{name}."): v for k, v in stored.items() if k.startswith(f"{name}.")}
         if not card["freeze"]:
-            backbone.load_state_dict(part("backbone"))
+            _plain(backbone).load_state_dict(part("backbone"))
         elif fingerprint(backbone) != card["backbone"]["fingerprint"]:
             raise InputError(
                 f"the head in {str(folder)!r} was trained on a {card['backbone']['class']} with other weights than "
@@ -187,16 +193,36 @@ class LayaModel(nn.Module):
         model._pool = pool if callable(pool) else None
         model.head = _head(name, [layer.width for layer in layers], classes, settings)
         model.head.load_state_dict(part("head"))
+        _like(model.head, next(backbone.parameters(), None))
         return model
 
 
 def fingerprint(module: nn.Module) -> str:
-    """A hash of all parameters and buffers of a module, their names, shapes and types."""
+    """A hash of a module: its structure, settings, parameters and buffers, and tensors kept as plain attributes."""
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    module = _plain(module)
+    for path, part in module.named_modules():
+        settings = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str, tuple))}
+        settings.pop("training", None)
+        digest.update(f"{path} {type(part).__qualname__} {sorted(settings.items(), key=str)}".encode())
+        tensors = {k: v for k, v in vars(part).items() if isinstance(v, Tensor)}
+        tensors |= {k: v for k, v in (*part._parameters.items(), *part._buffers.items()) if v is not None}
+        for name, value in sorted(tensors.items()):
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """A module as it was before it was compiled."""
+    plain: nn.Module = getattr(module, "_orig_mod", module)
+    return plain
+
+
+def _like(module: nn.Module, tensor: Tensor | None) -> None:
+    """Bring a module to where a tensor is, and to its precision."""
+    if tensor is not None:
+        module.to(tensor.device, tensor.dtype if tensor.is_floating_point() else None)
 
 
 def _head(head: Any, widths: list[int], num_classes: int, options: dict[str, Any]) -> nn.Module:

@@ -72,13 +72,16 @@ def profile(
             f"found attribution {list(attribution.shape)}, {len(labels)} labels and {len(predicted)} predictions; "
             f"expected [n, layers] and n of both."
         )
+    if not len(labels):
+        raise InputError("there are no images to make a profile of.")
     if by not in ("label", "predicted") or which not in ("all", "correct", "wrong"):
         raise InputError(
             f'by={by!r}, which={which!r}; expected "label" or "predicted", and "all", "correct" or "wrong".'
         )
-    count = len(classes) if classes is not None else int(torch.stack([labels.max(), predicted.max()]).max()) + 1
-    if int(torch.stack([labels.max(), predicted.max()]).max()) >= count:
-        raise InputError(f"{count} names were given for classes up to {int(labels.max())}.")
+    highest = int(torch.cat([labels, predicted]).max())
+    count = len(classes) if classes is not None else highest + 1
+    if highest >= count:
+        raise InputError(f"{count} names were given for classes up to {highest}.")
     values, right = attribution.detach().double().cpu(), (labels == predicted).cpu()
     counted = torch.ones_like(right) if which == "all" else right if which == "correct" else ~right
     group = (labels if by == "label" else predicted).cpu()

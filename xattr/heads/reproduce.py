@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from .. import __version__
 from ..datasets.fashion import FASHION_CLASSES, fashion_mnist
 from ..metrics.cost import count_flops
+from ..trace.modules import in_evaluation_mode
 from ._parts import glorot
-from .collect import evaluated
 from .mixing import MixingHead
 from .model import LayaModel
 from .profiles import profile
@@ -106,7 +106,7 @@ def run(
     predicted = logits.argmax(1)
     size = sum(p.numel() for p in model.backbone.parameters())
     image = test[:1].float() / 255
-    with torch.no_grad(), evaluated(model):
+    with torch.no_grad(), in_evaluation_mode(model):
         of_backbone, of_all = count_flops(lambda: model.backbone(image)), count_flops(lambda: model(image))
     result = {
         "data": "Fashion-MNIST",
@@ -132,7 +132,7 @@ def run(
 @torch.inference_mode()
 def predictions(model: LayaModel, images: Tensor) -> tuple[Tensor, Tensor | None]:
     """Logits `[n, C]`, and `alpha` `[n, L]` of a head that has it."""
-    with evaluated(model):
+    with in_evaluation_mode(model):
         if not isinstance(model.head, MixingHead):
             return torch.cat([model(part) for part in images.split(1000)]), None
         seen = [model.explain(part) for part in images.split(1000)]

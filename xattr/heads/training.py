@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from .._nested import replace_tensors
 from ..trace import InputError
-from .cache import Data, batches, cached_features, examples
-from .collect import evaluated
-from .model import LayaModel
+from ..trace.modules import in_evaluation_mode
+from .cache import Data, batches, cached_features, content, examples
+from .model import LayaModel, fingerprint
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,11 @@ def fit(
         trained = module.head
     parameters = [p for p in trained.parameters() if p.requires_grad]
     made = torch.optim.Adam(parameters, lr=lr) if optimizer is None else optimizer(parameters)
-    settings = [examples(train), examples(validation), batch_size, lr, patience, seed, type(trained).__name__]
-    run = _Run(trained, made, None if checkpoint is None else Path(checkpoint), settings)
+    if not examples(validation):
+        raise InputError("the validation data hold no example; without them no epoch is the best.")
+    path = None if checkpoint is None else Path(checkpoint)
+    key = "" if path is None else _key(trained, made, train, validation, [batch_size, patience, seed])
+    run = _Run(trained, made, path, key)
     with tqdm(total=epochs, initial=run.epoch, disable=None if show_progress else True, leave=False) as bar:
         while run.epoch < epochs and run.epoch - run.best_epoch <= patience:
             loss = _epoch(trained, made, train, batch_size, seed, run.epoch)
@@ -119,10 +122,21 @@ def accuracy(module: nn.Module, data: Data, batch_size: int = 256) -> float:
     """Share of examples whose highest logit is their label."""
     right = 0
     like = next(module.parameters())
-    with torch.inference_mode(), evaluated(module):
+    with torch.no_grad(), in_evaluation_mode(module):
         for inputs, labels in batches(data, batch_size):
-            right += int((module(_to(inputs, like)).argmax(1) == labels.to(like.device)).sum())
+            right += int((_logits(module, _to(inputs, like)).argmax(1) == labels.to(like.device)).sum())
     return right / examples(data)
+
+
+def _logits(module: nn.Module, inputs: Any) -> Tensor:
+    """A head takes a list of features; any other module what is in a list by position, or in a mapping by name."""
+    if isinstance(inputs, dict):
+        logits: Tensor = module(**inputs)
+    elif isinstance(inputs, (list, tuple)) and not hasattr(module, "widths"):
+        logits = module(*inputs)
+    else:
+        logits = module(inputs)
+    return logits
 
 
 def _epoch(module: nn.Module, made: Optimizer, data: Data, batch_size: int, seed: int, epoch: int) -> float:
@@ -133,10 +147,12 @@ def _epoch(module: nn.Module, made: Optimizer, data: Data, batch_size: int, seed
     order = torch.randperm(examples(data), generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
     devices = [like.device] if like.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
             torch.manual_seed(1_000_003 * seed + epoch)
             for inputs, labels in batches(data, batch_size, order):
-                loss = F.cross_entropy(module(_to(inputs, like)), labels.to(like.device))
+                if len(labels) == 1 and len(order) > 1:
+                    continue  # batch norm cannot take one example; the order is another in the next epoch
+                loss = F.cross_entropy(_logits(module, _to(inputs, like)), labels.to(like.device).long())
                 made.zero_grad()
                 loss.backward()
                 made.step()
@@ -151,17 +167,31 @@ def _to(inputs: Any, like: Tensor) -> Any:
     return replace_tensors(inputs, lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype))
 
 
+def _key(module: nn.Module, made: Optimizer, train: Data, validation: Data, settings: list[Any]) -> str:
+    """What makes a training what it is: module and weights at its start, optimiser, data, settings.
+
+    Of a data set that is no pair of tensors a few examples stand for all.
+    """
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in made.param_groups]
+    digest = hashlib.sha256(f"{fingerprint(module)} {type(made).__name__} {groups} {settings}".encode())
+    for data in (train, validation):
+        count = examples(data)
+        some = torch.linspace(0, count - 1, min(count, 64)).long()
+        parts = batches(data, 64, some) if isinstance(data, Dataset) else [data]
+        digest.update(f"{count}".encode())
+        for part in parts:
+            digest.update(content(part))
+    return digest.hexdigest()
+
+
 class _Run:
     """The state of a training, in a file behind each epoch."""
 
-    def __init__(self, module: nn.Module, made: Optimizer, path: Path | None, settings: list[Any]) -> None:
-        self._module, self._made, self._path = module, made, path
+    def __init__(self, module: nn.Module, made: Optimizer, path: Path | None, key: str) -> None:
+        self._module, self._made, self._path, self._key = module, made, path, key
         self.losses: list[float] = []
         self.accuracies: list[float] = []
         self.best: dict[str, Any] = copy.deepcopy(module.state_dict())
-        # A training begins somewhere: another start is another training.
-        begun = [float(p.detach().double().sum()) for p in module.parameters()]
-        self._key = hashlib.sha256(json.dumps([settings, begun]).encode()).hexdigest()
         if path is not None and path.is_file():
             state = torch.load(path, weights_only=True)
             if state["key"] != self._key:
@@ -196,6 +226,6 @@ class _Run:
             "best": self.best,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
+        partial = self._path.with_name(f"{self._path.name}.partial")
         torch.save(state, partial)
         partial.replace(self._path)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..metrics.cost import count_flops
 from ..trace import InputError
+from ..trace.modules import in_evaluation_mode
 from .cache import Data
-from .collect import collect, evaluated
+from .collect import collect
 from .mixing import LayaHead, MixingHead
 from .model import LayaModel
 from .training import accuracy
@@ -41,14 +42,14 @@ class TruncatedModel(nn.Module):
         if not 1 <= keep <= len(model.layers):
             raise InputError(f"keep={keep!r}; expected 1 to {len(model.layers)} layers.")
         self.model, self.keep = model, keep
-        with torch.no_grad(), evaluated(model.head):
+        with torch.no_grad(), in_evaluation_mode(model.head):
             self.register_buffer("mean", model.head.adapters(features).mean(0))
 
     def forward(self, inputs: Any) -> Tensor:
         """Logits `[B, C]`."""
         model, head = self.model, self.model.head
         assert isinstance(head, MixingHead) and isinstance(self.mean, Tensor)
-        with torch.no_grad(), evaluated(model.backbone):
+        with torch.no_grad(), in_evaluation_mode(model.backbone):
             enough = lambda found: len(found) == self.keep
             found = collect(model.backbone, model.layers, inputs, model._pool, enough)
         known = head.adapters(found, partial=True)
@@ -84,7 +85,7 @@ def truncations(model: LayaModel, features: Sequence[Tensor], data: Data, exampl
     """
 
     def flops(module: nn.Module) -> int:
-        with torch.no_grad(), evaluated(module):
+        with torch.no_grad(), in_evaluation_mode(module):
             return count_flops(lambda: module(example))
 
     whole = flops(model)
@@ -130,7 +131,7 @@ class EarlyExitModel(nn.Module):
         """Logits, and the number of layers that each example needed, `[B]`."""
         model, head = self.model, self.model.head
         assert isinstance(head, LayaHead)
-        with evaluated(self.model):
+        with in_evaluation_mode(self.model):
             enough = lambda found: bool(exits(head.prefix_logits(found), self.threshold)[1].all())
             prefixes = head.prefix_logits(collect(model.backbone, model.layers, inputs, model._pool, enough))
         used, _ = exits(prefixes, self.threshold)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -16,6 +17,29 @@ _HELD: dict[nn.Module, int] = {}
 _LOCK = threading.Lock()
 
 Seen: TypeAlias = Callable[[nn.Module, str, Any], None]
+
+
+@contextlib.contextmanager
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """All parts of a module in evaluation mode for a while; each gets its own mode back, also with several threads."""
+    with _LOCK:
+        held = [part for part in module.modules() if part.training or part in _HELD]
+        for part in held:
+            _HELD[part] = _HELD.get(part, 0) + 1
+            part.training = False
+    try:
+        yield
+    finally:
+        for part in held:
+            _let_go(part)
+
+
+def _let_go(module: nn.Module) -> None:
+    with _LOCK:
+        _HELD[module] -= 1
+        if not _HELD[module]:
+            del _HELD[module]
+            module.training = True
 
 
 class ModuleWatch:
@@ -90,9 +114,5 @@ class ModuleWatch:
     def _pop(self) -> nn.Module:
         module, held = self._stack.pop()
         if held:
-            with _LOCK:
-                _HELD[module] -= 1
-                if not _HELD[module]:
-                    del _HELD[module]
-                    module.training = True
+            _let_go(module)
         return module
