@@ -41,7 +41,7 @@ PAPER = attr.GradSkip.PAPER
 READS = replace(PAPER, reads=True)
 G = replace(READS, embedding="relevance")
 A = replace(G, gate="token", gate_norm="dot")
-C = replace(A, reads=False, prefix_tokens="include", start="gradient_x_input")
+C = replace(A, reads=False, prefix_tokens="include")
 CANDIDATES = {"PAPER": PAPER, "+ reads": READS, "G": G, "A": A, "C": C}
 CHANGES: dict[str, list[Any]] = {
     "start": ["uniform"],
@@ -235,15 +235,15 @@ def blank(maps: Tensor) -> Tensor:
 def settings_of(stage: str) -> dict[str, GradSkipSettings]:
     if stage == "tuning":
         return {**CANDIDATES, **around("A", A), **around("+ reads", READS)}
-    return {"DEFAULT": attr.GradSkip.DEFAULT, "PAPER": PAPER, **{k: v for k, v in CANDIDATES.items() if k != "PAPER"}}
+    return {"DEFAULT": attr.GradSkip.DEFAULT, **{k: v for k, v in CANDIDATES.items() if v != attr.GradSkip.DEFAULT}}
 
 
 def runs(stage: str) -> Iterator[tuple[str, Callable[[dict[str, GradSkipSettings]], Any]]]:
     seeds = (0,) if stage == "tuning" else (1, 2)
     for name in data.MODELS:
         yield name, lambda s, name=name: [scenes(name, seed, stage, s) for seed in seeds]
-    yield "cifar", lambda s: [cifar(seed, stage, s) for seed in ((0,) if stage == "tuning" else (1,))]
     yield "vit-s14", lambda s: [kangaroos(stage, s)]
+    yield "cifar", lambda s: [cifar(seed, stage, s) for seed in ((0,) if stage == "tuning" else (1,))]
 
 
 def summary(rows: dict[str, dict[str, Tensor]], reference: str) -> dict[str, dict[str, list[float]]]:

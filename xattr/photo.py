@@ -192,7 +192,7 @@ def _maps(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     maps: dict[str, Tensor] = {}
     failed: dict[str, str] = {}
-    for method in tqdm(methods, disable=None if show_progress else True, leave=False):
+    for method in tqdm(methods, disable=not show_progress, leave=False):
         try:
             maps[method.name] = method.explain(loaded.model, x, index)
         except XattrError as error:

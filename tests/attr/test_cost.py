@@ -28,7 +28,9 @@ def test_gradskip_on_vit_b(base, pool, settings):
     explain = lambda: kept.append(GradSkip(base[pool]).explain(x, target=1, settings=getattr(GradSkip, settings)))
     assert FORWARD < count_flops(explain) / 1e9 <= LIMITS[pool, settings]
     (evidence,) = kept
-    assert evidence.omega.shape == (11 if pool == "token" else 12, 1, 12)
+    # With the prefix outside the walk the last block of a class-token model moves nothing.
+    walked = 11 if (pool, settings) == ("token", "PAPER") else 12
+    assert evidence.omega.shape == (walked, 1, 12)
     assert torch.isfinite(evidence.omega).all()
 
 

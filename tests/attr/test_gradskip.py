@@ -16,7 +16,8 @@ from xattr.attr import _gradskip_steps as steps
 from xattr.datasets import digit_scenes, embedded_model
 from xattr.trace import Inputs, gradients, observe
 
-PRESETS = {"PAPER": GradSkip.PAPER, "DEFAULT": GradSkip.DEFAULT}
+READS = dataclasses.replace(GradSkip.DEFAULT, prefix_tokens="exclude", reads=True)
+PRESETS = {"PAPER": GradSkip.PAPER, "DEFAULT": GradSkip.DEFAULT, "READS": READS}
 KINDS = tuple(scenes.MODELS)
 EVERY_SETTING = {
     "alpha": (0.0, 1.0),
@@ -125,6 +126,12 @@ REMOVED = {
         "start": {"start": "uniform"},
     },
     "DEFAULT": {
+        "prefix": {"prefix_tokens": "exclude"},
+        "relevance": {"embedding": "input"},
+        "dot": {"gate_norm": "l1"},
+        "token gate": {"gate": "layer"},
+    },
+    "READS": {
         "reads": {"reads": False},
         "relevance": {"embedding": "input"},
         "dot": {"gate_norm": "l1"},
@@ -160,8 +167,8 @@ def test_mass_is_kept_by_the_walk(preset):
 
 def test_reads_add_their_mass():
     model, image = scenes.build("token"), scenes.images()
-    seen = GradSkip(model).explain(image, target=1)
-    wanted = literal(model, image, GradSkip.DEFAULT, heads=scenes.HEADS, pool="token", grid=scenes.GRID)
+    seen = GradSkip(model).explain(image, target=1, settings=READS)
+    wanted = literal(model, image, READS, heads=scenes.HEADS, pool="token", grid=scenes.GRID)
     reads = sum(part.sum(-1) for part in wanted["reads"])
     assert float(reads.abs().min()) > 0
     assert torch.allclose(seen.relevance[0].sum(-1), seen.start.sum(-1) + reads, rtol=1e-9)
@@ -320,7 +327,7 @@ def test_presets_are_what_is_documented():
         "target_output": "logit",
     }
     changed = {f for f, v in dataclasses.asdict(GradSkip.DEFAULT).items() if v != getattr(GradSkip.PAPER, f)}
-    assert changed == {"reads", "embedding", "gate", "gate_norm"}
+    assert changed == {"prefix_tokens", "embedding", "gate", "gate_norm"}
 
 
 def test_overrides_change_their_field_alone():
@@ -363,13 +370,17 @@ def test_wrong_settings_are_named(wrong, named):
 
 
 def test_evidence_names_layers_and_what_was_left_out():
-    seen = GradSkip(tiny()).explain(images(), target=1)
+    whole = GradSkip(tiny()).explain(images(), target=1)
+    assert whole.layers == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
+    assert whole.left_out == {}
+    assert whole.beta.shape == (3, 2, 17)
+    seen = GradSkip(tiny()).explain(images(), target=1, settings=READS)
     assert seen.layers == ("blocks.0.attn", "blocks.1.attn")
     assert list(seen.left_out) == ["blocks.2.attn"]
     assert seen.omega.shape == seen.gini.shape == (2, 2, 2)
     assert seen.beta.shape == (2, 2, 16)
     assert seen.target == 1
-    late = dataclasses.replace(GradSkip.DEFAULT, first_layer=9)
+    late = dataclasses.replace(READS, first_layer=9)
     seen = GradSkip(tiny()).explain(images(), target=1, settings=late, signed=True, upsample=None)
     assert seen.layers == ()
     assert torch.equal(seen.map.flatten(1), seen.start)

@@ -63,7 +63,14 @@ class Settings:
 
 
 PAPER: dict[str, Any] = asdict(Settings())
-DEFAULT: dict[str, Any] = {**PAPER, "reads": True, "embedding": "relevance", "gate": "token", "gate_norm": "dot"}
+DEFAULT: dict[str, Any] = {
+    **PAPER,
+    "prefix_tokens": "include",
+    "embedding": "relevance",
+    "gate": "token",
+    "gate_norm": "dot",
+}
+READS: dict[str, Any] = {**DEFAULT, "prefix_tokens": "exclude", "reads": True}
 
 
 def gradskip(

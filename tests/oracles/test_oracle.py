@@ -11,7 +11,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from .gradskip import CHOICES, DEFAULT, PAPER, Settings, gini, gradskip, head_weights, weighted_attention
+from .gradskip import CHOICES, DEFAULT, PAPER, READS, Settings, gini, gradskip, head_weights, weighted_attention
 from .vit import Block, Record, ViTConfig, observe, prefix_count
 
 GRID = (6, 6)
@@ -175,9 +175,10 @@ def test_i9_no_gradient_on_patches_behind_the_last_block(kind: str, rules: str) 
 WALKS = {
     "paper": PAPER,
     "default": DEFAULT,
-    "default_without_reads": {**DEFAULT, "reads": False},
+    "reads": READS,
+    "without_reads": {**READS, "reads": False},
     "token_gate_l1": {**PAPER, "gate": "token"},
-    "included": {**DEFAULT, "prefix_tokens": "include"},
+    "paper_included": {**PAPER, "prefix_tokens": "include"},
 }
 
 
@@ -200,7 +201,7 @@ def test_i3_mass(walk: str, kind: str) -> None:
         assert torch.allclose(kept, result["masses"][-1], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [PAPER, {**DEFAULT, "reads": False}], ids=["paper", "default_without_reads"])
+@pytest.mark.parametrize("settings", [PAPER, {**READS, "reads": False}], ids=["paper", "without_reads"])
 def test_i3_positive_starts_stay_positive(settings: dict) -> None:
     result = explain("token", seen("token"), **{**settings, "start": "uniform"})
     assert torch.allclose(result["start"], torch.full_like(result["start"], 1 / 36))
@@ -222,7 +223,7 @@ def test_i4_the_walk_forgets_at_most_as_fast_as_dobrushins_coefficients() -> Non
         assert 0 < after.abs().sum() <= bound < difference.abs().sum()
 
 
-@pytest.mark.parametrize("settings", [PAPER, {**DEFAULT, "reads": False}], ids=["paper", "default_without_reads"])
+@pytest.mark.parametrize("settings", [PAPER, {**READS, "reads": False}], ids=["paper", "without_reads"])
 def test_i5_an_identity_block_changes_nothing_and_a_block_without_skip_moves_everything(settings: dict) -> None:
     record = seen("avg")
     block = record.blocks[1]
@@ -387,7 +388,7 @@ def test_one_layer_by_hand() -> None:
     assert paper["beta"][0].item() == pytest.approx(5 / 12)
     assert paper["map"][0, 0].tolist() == pytest.approx([0.625 + 14 / 12, 1.875 + 28 / 12])
     # nu = (4, 0) / 2: all goes to token 0. Per token: beta = (1/2, 4/10). R = (1 + 1.6 + 1, 2.4).
-    default = gradskip(record, (1, 2), 0, read=[0, 1], **DEFAULT)
+    default = gradskip(record, (1, 2), 0, read=[0, 1], **READS)
     assert default["beta"][0][0].tolist() == pytest.approx([0.5, 0.4])
     assert default["map"][0, 0].tolist() == pytest.approx([3.6, 2.4])
 
@@ -469,7 +470,7 @@ def test_every_setting_moves_the_map() -> None:
     assert (paper < 0).any()
 
 
-@pytest.mark.parametrize("settings", [PAPER, DEFAULT], ids=["paper", "default"])
+@pytest.mark.parametrize("settings", [PAPER, READS, DEFAULT], ids=["paper", "reads", "default"])
 def test_images_do_not_interact(settings: dict) -> None:
     state, config = build("token").state_dict(), ViTConfig(HEADS)
     together = explain("token", observe(state, images(), config, target=[1, 4]), **settings)["map"]

@@ -48,7 +48,7 @@ class GradSkip(MapAttribution):
 
     PAPER: ClassVar[GradSkipSettings] = GradSkipSettings()
     DEFAULT: ClassVar[GradSkipSettings] = GradSkipSettings(
-        reads=True, embedding="relevance", gate="token", gate_norm="dot"
+        prefix_tokens="include", embedding="relevance", gate="token", gate_norm="dot"
     )
 
     @log_usage()

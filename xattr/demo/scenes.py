@@ -137,7 +137,7 @@ def run(scenes: int = 40, pairs: int = 20, shown: int = 3, show_progress: bool =
     models = {name: embedded_model(name) for name in MODELS}
     with (
         _one_thread(),
-        tqdm(total=len(models) * len(ROWS), disable=None if show_progress else True, leave=False) as bar,
+        tqdm(total=len(models) * len(ROWS), disable=not show_progress, leave=False) as bar,
     ):
         for name, model in models.items():
             pictures.append(single[chosen])

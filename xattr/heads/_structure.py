@@ -168,7 +168,7 @@ def hidden(found: list[Call]) -> list[tuple[Call, bool]]:
     for one in linear[1:]:
         if one.taken is not None:
             chosen.setdefault(id(one.taken), (one, True))
-    leaves = [one for one in found if not any(one.module.children())]
-    if linear and leaves[-1] is not linear[-1]:
-        chosen[-1] = leaves[-1], False
+    whole = found[-1]  # the backbone itself ends last
+    if linear and not any(_is(a, b) for a in whole.made for b in linear[-1].made):
+        chosen[-1] = whole, False
     return list(chosen.values())

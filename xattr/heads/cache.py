@@ -145,7 +145,7 @@ def _fill(model: LayaModel, data: Data, partial: Path, count: int, batch_size: i
 
 def _shown(data: Data, batch_size: int, show_progress: bool) -> Any:
     total = -(-examples(data) // batch_size)
-    return tqdm(batches(data, batch_size), total=total, disable=None if show_progress else True, leave=False)
+    return tqdm(batches(data, batch_size), total=total, disable=not show_progress, leave=False)
 
 
 def _key(model: LayaModel, data: Data, batch_size: int) -> str:

@@ -107,7 +107,7 @@ def fit(
     path = None if checkpoint is None else Path(checkpoint)
     key = "" if path is None else _key(trained, made, train, validation, [batch_size, patience, seed])
     run = _Run(trained, made, path, key)
-    with tqdm(total=epochs, initial=run.epoch, disable=None if show_progress else True, leave=False) as bar:
+    with tqdm(total=epochs, initial=run.epoch, disable=not show_progress, leave=False) as bar:
         while run.epoch < epochs and run.epoch - run.best_epoch <= patience:
             loss = _epoch(trained, made, train, batch_size, seed, run.epoch)
             run.step(loss, accuracy(trained, validation, batch_size))

@@ -1,7 +1,65 @@
-"""Numbers about explanations: localisation against a mask, class sensitivity, ranking, and cost."""
+"""Numbers about explanations: faithfulness, localisation, segmentation, complexity, and which differences are real.
 
-from .cost import cost_in_forwards, count_flops
-from .localisation import class_sensitivity, energy, pointing
+`xattr.metrics.layers` has the metrics of heads over layers.
+"""
+
+from .complexity import effective_size, entropy, gini
+from .cost import cost_in_forwards, count_flops, peak_bytes
+from .curves import Curve, CurvePair, Protocol, deletion, insertion, insertion_deletion
+from .localisation import (
+    average_precision,
+    boxes_as_masks,
+    class_sensitivity,
+    energy,
+    grid_pointing,
+    pointing,
+    top_k_intersection,
+)
+from .perturber import Bound, Perturber
 from .ranking import auroc
+from .segmentation import SegmentationScores, segmentation_scores
+from .statistics import (
+    Difference,
+    Interval,
+    Ranks,
+    bootstrap_interval,
+    holm,
+    paired_differences,
+    rank_methods,
+    summary_table,
+)
 
-__all__ = ["auroc", "class_sensitivity", "cost_in_forwards", "count_flops", "energy", "pointing"]
+__all__ = [
+    "Bound",
+    "Curve",
+    "CurvePair",
+    "Difference",
+    "Interval",
+    "Perturber",
+    "Protocol",
+    "Ranks",
+    "SegmentationScores",
+    "auroc",
+    "average_precision",
+    "bootstrap_interval",
+    "boxes_as_masks",
+    "class_sensitivity",
+    "cost_in_forwards",
+    "count_flops",
+    "deletion",
+    "effective_size",
+    "energy",
+    "entropy",
+    "gini",
+    "grid_pointing",
+    "holm",
+    "insertion",
+    "insertion_deletion",
+    "paired_differences",
+    "peak_bytes",
+    "pointing",
+    "rank_methods",
+    "segmentation_scores",
+    "summary_table",
+    "top_k_intersection",
+]

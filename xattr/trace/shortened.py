@@ -1,13 +1,14 @@
 """Running a column transformer on some of its tokens, without knowing the model.
 
 The tokens in front of the first block are what a pass has found. In a later forward the same operation is recognised by
-its number, and the tokens that are to go leave its result. Constants that stand beside tokens, such as rotary tables
-and position biases, are gathered alike where they meet what was shortened.
+its name, the shape of its result and its number, and the tokens that are to go leave its result. Constants that stand
+beside tokens, such as rotary tables and position biases, are gathered alike where they meet what was shortened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,22 +30,43 @@ from .record import Layout
 _BESIDE = frozenset("add sub mul div true_divide where masked_fill addcmul lerp maximum minimum __setitem__".split())
 
 
+@dataclass(frozen=True)
+class Making:
+    """How the tokens come about: by which call of a function, among its calls with a result of this shape.
+
+    Attributes:
+        name: of the function.
+        shape: of the tokens, behind the axis of images.
+        number: of the call.
+    """
+
+    name: str
+    shape: torch.Size
+    number: int
+
+    def counts(self, func: Any, out: Any) -> bool:
+        """Whether a call is one of them."""
+        alike = isinstance(out, Tensor) and out.shape[1:] == self.shape
+        return alike and getattr(func, "__name__", "") == self.name
+
+
 class _Calls(TorchFunctionMode):
-    """Counts the calls of torch functions, and finds the last that made given tokens."""
+    """Finds the first call that makes given tokens."""
 
     def __init__(self, tokens: Tensor) -> None:
         super().__init__()
         self._tokens = tokens
-        self._count = 0
-        self.found: int | None = None
+        self._counts: dict[str, int] = {}
+        self.found: Making | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = in_evaluation(func, args, kwargs or {})
         out = func(*args, **kwargs)
-        self._count += 1
-        alike = isinstance(out, Tensor) and out.shape == self._tokens.shape and out.dtype == self._tokens.dtype
-        if alike and self.found is None and torch.equal(out.detach(), self._tokens):
-            self.found = self._count
+        if self.found is None and isinstance(out, Tensor) and out.shape == self._tokens.shape:
+            name = getattr(func, "__name__", "")
+            self._counts[name] = self._counts.get(name, 0) + 1
+            if out.dtype == self._tokens.dtype and torch.equal(out.detach(), self._tokens):
+                self.found = Making(name, out.shape[1:], self._counts[name])
         return out
 
 
@@ -52,14 +74,14 @@ class Shortened(TorchFunctionMode):
     """One forward on some of the tokens.
 
     Args:
-        call: number of the call that makes the tokens.
+        making: how the tokens come about.
         layout: of all tokens.
         kept: numbers of the tokens that stay, `[B, n]`, ascending.
     """
 
-    def __init__(self, call: int, layout: Layout, kept: Tensor) -> None:
+    def __init__(self, making: Making, layout: Layout, kept: Tensor) -> None:
         super().__init__()
-        self._call, self._layout, self._kept = call, layout, kept
+        self._making, self._layout, self._kept = making, layout, kept
         inside = (kept >= layout.patches.start) & (kept < layout.patches.stop)
         self._patches = kept[inside].view(len(kept), -1) - layout.patches.start
         self._count = 0
@@ -77,8 +99,9 @@ class Shortened(TorchFunctionMode):
                 self._derived[args[0]] = True
             return out
         out = func(*args, **kwargs)
-        self._count += 1
-        if self._count == self._call:
+        if self._making.counts(func, out):
+            self._count += 1
+        if not self.ran and self._count == self._making.number:
             out = self._gathered(out, 1, self._kept)
             self._derived[out] = True
             self.ran = True
@@ -158,7 +181,7 @@ class TokenDropper:
             self._run(one, calls)
         if calls.found is None:
             raise UnsupportedModelError("the tokens in front of the first block are made by no single operation.")
-        self._call = calls.found
+        self._making = calls.found
 
     def __call__(self, inputs: Inputs, keep: Tensor) -> Any:
         """What the model returns on some patches of each image.
@@ -176,7 +199,7 @@ class TokenDropper:
         whole = torch.ones(len(keep), self.layout.tokens, dtype=torch.bool, device=keep.device)
         whole[:, self.layout.patches] = keep
         kept = whole.nonzero()[:, 1].view(len(keep), -1)
-        mode = Shortened(self._call, self.layout, kept)
+        mode = Shortened(self._making, self.layout, kept)
         return self._run(inputs, mode)
 
     def _run(self, inputs: Inputs, mode: TorchFunctionMode) -> Any:

@@ -1,0 +1,69 @@
+"""What is removed: patches, pixels or regions of a picture, and how a map becomes one number for each."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Unit: TypeAlias = "Literal['patch', 'pixel'] | Tensor | None"
+
+
+def patch_labels(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The number of the patch of each pixel, row by row, `[H, W]`; sides need not divide.
+
+    Example:
+        >>> from xattr.metrics.features import patch_labels
+        >>> patch_labels((1, 2), (2, 3)).tolist()
+        [[0, 0, 1], [0, 0, 1]]
+    """
+    rows, columns = (
+        torch.div(torch.arange(side) * cells, side, rounding_mode="floor")
+        for side, cells in zip(size, grid, strict=True)
+    )
+    return rows[:, None] * grid[1] + columns
+
+
+def feature_values(maps: Tensor, labels: Tensor, count: int, grid: tuple[int, int] | None = None) -> Tensor:
+    """One value for each feature: the mean of its pixels, channels summed first, `[B, F]` in float64.
+
+    Args:
+        maps: `[B, C, h, w]` or `[B, h, w]`. Of the size of `grid` they are taken as they are; otherwise they are
+            resized to the picture bilinearly.
+        labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`.
+        count: number of features.
+        grid: that of the patches, if these are the features.
+
+    Raises:
+        ValueError: the maps are no `[B, C, h, w]`, or hold what is no number.
+    """
+    if maps.ndim not in (3, 4):
+        raise ValueError(f"attributions have the shape {list(maps.shape)}; expected [B, C, h, w] or [B, h, w].")
+    values = maps.detach().double()
+    values = values[:, None] if values.ndim == 3 else values.sum(1, keepdim=True)
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"attributions hold {int((~values.isfinite()).sum())} value(s) that are NaN or infinite.")
+    if grid is not None and tuple(values.shape[2:]) == tuple(grid):
+        return values.flatten(1)
+    size = labels.shape[-2:]
+    if tuple(values.shape[2:]) != tuple(size):
+        values = torch.nn.functional.interpolate(values, size=tuple(size), mode="bilinear")
+    index = labels.expand(len(values), *size).flatten(1).to(values.device)
+    total = torch.zeros(len(values), count, dtype=values.dtype, device=values.device)
+    pixels = torch.zeros_like(total).scatter_add(1, index, torch.ones_like(values.flatten(1)))
+    return total.scatter_add(1, index, values.flatten(1)) / pixels.clamp_min(1)
+
+
+def ranked(values: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features by value, highest first, `[B, F]`, and the share of features that are tied, `[B]`.
+
+    Ties are broken at random, in the same way for every image, so that nothing depends on the batch.
+    """
+    count = values.shape[1]
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(values.device)
+    order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
+    sorted_ = values.gather(1, order)
+    same = sorted_[:, 1:] == sorted_[:, :-1]
+    padded = torch.nn.functional.pad(same, (1, 1))
+    return order, (padded[:, 1:] | padded[:, :-1]).double().mean(1)

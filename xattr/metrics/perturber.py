@@ -1,0 +1,251 @@
+"""The model's score with a set of features kept: the one way in which metrics perturb a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..trace import Inputs, Target, UnsupportedModelError, observe
+from ..trace.execution import PLAIN_EXECUTION
+from ..trace.modules import ModuleWatch
+from ..trace.outputs import logits, resolve, select
+from ..trace.shortened import TokenDropper
+from .cost import peak_bytes
+from .features import Unit, patch_labels
+from .fills import Baseline, replacement
+from .road import imputed
+
+Score = Literal["prob", "logit"]
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """Images, classes and baseline are fixed; what is left is which features are kept. F counts features.
+
+    Attributes:
+        count: number of features.
+        valid: which of them an image has, boolean, `[B, F]`.
+        operator: how features are removed, for the result.
+        unit: what they are, for the result.
+        labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`; `None` where features are no pixels.
+        grid: of the patches, if these are the features.
+    """
+
+    count: int
+    valid: Tensor
+    operator: str
+    unit: str
+    labels: Tensor | None
+    grid: tuple[int, int] | None
+
+    def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
+        """Scores with some features kept, `[B, S]` in float64, from a boolean `[B, S, F]`."""
+
+
+@dataclass(frozen=True)
+class Perturber:
+    """How features are removed from a picture.
+
+    Args:
+        forward_func: a module or any callable.
+        unit: "patch", "pixel", or the number of the feature of each pixel, `[H, W]` or `[B, H, W]` from 0; `None` for
+            patches where the model has a grid of tokens, else pixels.
+        baseline: "drop_tokens" (patches leave the sequence), or what takes their place: "mean", "black", "blur",
+            "road", a number, a tensor; `None` for "drop_tokens" where that can be done, else "mean".
+        score: softmax probability or logit of the class.
+        additional_forward_args: what else the model takes.
+        budget: bytes that one forward may hold; more examples go in several.
+        seed: of the noise of "road".
+
+    Example:
+        >>> import torch
+        >>> from xattr.datasets import digit_scenes, embedded_model
+        >>> from xattr.metrics import Perturber
+        >>> bound = Perturber(embedded_model("class-token")).bind(digit_scenes("report", n=2).images)
+        >>> bound.unit, bound.operator, bound.score(torch.ones(2, 1, 36, dtype=torch.bool)).shape
+        ('patch', 'drop_tokens', torch.Size([2, 1]))
+    """
+
+    forward_func: Callable[..., Any]
+    unit: Unit = None
+    baseline: Baseline = None
+    score: Score = "prob"
+    additional_forward_args: Any = None
+    budget: int = 2**30
+    seed: int = 0
+
+    def bind(self, inputs: Any, target: Target = None) -> Bound:
+        """Fix images and classes; without a target the predicted classes.
+
+        Raises:
+            ValueError: a setting is none of its choices, or labels do not fit.
+            UnsupportedModelError: patches, or dropping tokens, were asked for, and the model does not allow it.
+        """
+        if self.score not in ("prob", "logit"):
+            raise ValueError(f'score={self.score!r}; expected "prob" or "logit".')
+        checked = Inputs.of(inputs)
+        images = checked.image
+        with torch.no_grad():
+            observed = observe(self.forward_func, checked, self.additional_forward_args)
+        chosen = resolve(target, observed.scores)
+        dropper = self._dropper(checked, observed)
+        labels, unit, grid = self._features(observed, images)
+        run = _Run(self, checked, chosen)
+        run = dataclasses.replace(run, bytes_each=peak_bytes(lambda: run.forward(run.of(torch.tensor([0])))))
+        if dropper is not None:
+            return _Dropped(run, dropper)
+        return _Filled(run, labels, unit, grid)
+
+    def _dropper(self, inputs: Inputs, observed: Any) -> TokenDropper | None:
+        asked = isinstance(self.baseline, str) and self.baseline == "drop_tokens"
+        patches = self.unit is None or (isinstance(self.unit, str) and self.unit == "patch")
+        if asked and not patches:
+            raise ValueError('baseline="drop_tokens" removes patches; expected unit="patch" or None.')
+        if not (asked or self.baseline is None) or not patches:
+            return None
+        try:
+            return TokenDropper(self.forward_func, inputs, self.additional_forward_args)
+        except UnsupportedModelError:
+            if self.baseline is None:
+                return None
+            raise
+
+    def _features(self, observed: Any, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
+        size = (images.shape[2], images.shape[3])
+        if isinstance(self.unit, Tensor):
+            labels = self.unit.long()
+            if tuple(labels.shape[-2:]) != size or labels.ndim not in (2, 3) or int(labels.min()) < 0:
+                raise ValueError(
+                    f"unit {list(labels.shape)} does not fit images {list(images.shape)}; expected [H, W]."
+                )
+            if labels.ndim == 3 and len(labels) != len(images):
+                raise ValueError(f"unit holds labels of {len(labels)} images; found {len(images)} images.")
+            return labels.to(images.device), "region", None
+        if self.unit not in (None, "patch", "pixel"):
+            raise ValueError(f'unit={self.unit!r}; expected "patch", "pixel", or a tensor of labels [H, W].')
+        layout = observed.record.layout
+        if self.unit == "pixel" or (self.unit is None and layout is None):
+            return torch.arange(size[0] * size[1], device=images.device).view(size), "pixel", None
+        if layout is None:
+            raise UnsupportedModelError('unit="patch": no grid of tokens was found in this model; use unit="pixel".')
+        return patch_labels(layout.grid, size).to(images.device), "patch", layout.grid
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of the model on perturbed images, and how many fit into the budget."""
+
+    settings: Perturber
+    inputs: Inputs
+    target: Target
+    bytes_each: int = 0
+
+    def of(self, rows: Tensor) -> Inputs:
+        """The inputs of some images, repeated as asked."""
+        others = {
+            k: v[rows] if isinstance(v, Tensor) and v.ndim and len(v) == len(self.inputs.image) else v
+            for k, v in self.inputs.others.items()
+        }
+        return Inputs((self.inputs.image[rows],), self.inputs.is_tuple, self.inputs.key, others)
+
+    def values(self, output: Any, rows: Tensor) -> Tensor:
+        """The explained number of each row, `[n]` in float64."""
+        scores = logits(output, len(rows)).double()
+        target = self.target
+        if isinstance(target, Tensor):
+            target = target[rows]
+        elif isinstance(target, list):
+            target = [target[int(i)] for i in rows]  # type: ignore[assignment]
+        if self.settings.score == "prob" and scores.ndim > 1 and scores.shape[1] > 1:
+            scores = scores.softmax(1)
+        return select(scores, target)
+
+    def chunks(self, rows: Tensor) -> Iterator[Tensor]:
+        """Rows that fit into the budget at once."""
+        return iter(rows.split(max(1, self.settings.budget // max(1, self.bytes_each))))
+
+    def forward(self, inputs: Inputs) -> Any:
+        """The model in evaluation mode, without gradients."""
+        model = self.settings.forward_func
+        model = model.module if isinstance(model, torch.nn.DataParallel) else model
+        args, kwargs = inputs.arguments(inputs.tensors, self.settings.additional_forward_args)
+        with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch():
+            return model(*args, **kwargs)
+
+
+class _Filled:
+    """Removed pixels show something else."""
+
+    def __init__(self, run: _Run, labels: Tensor, unit: str, grid: tuple[int, int] | None) -> None:
+        images, settings = run.inputs.image, run.settings
+        self._run, self.unit, self.grid = run, unit, grid
+        self.labels: Tensor | None = labels
+        self._labels = labels
+        self.count = int(labels.max()) + 1
+        wide = labels.expand(len(images), *labels.shape[-2:]).flatten(1)
+        self.valid = torch.zeros(len(images), self.count, dtype=torch.bool, device=images.device).scatter(1, wide, True)
+        self._road = isinstance(settings.baseline, str) and settings.baseline == "road"
+        baseline = "mean" if settings.baseline is None or self._road else settings.baseline
+        self._fill, self.operator = replacement(baseline, settings.forward_func, images)
+        self.operator = "road" if self._road else self.operator
+
+    def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
+        batch, steps, _ = keep.shape
+        found = torch.empty(batch * steps, dtype=torch.float64, device=keep.device)
+        for part in _progress(self._run, torch.arange(batch * steps, device=keep.device), show_progress):
+            rows = torch.div(part, steps, rounding_mode="floor")
+            labels = self._labels[rows] if self._labels.ndim == 3 else self._labels.expand(len(rows), -1, -1)
+            shown = keep.flatten(0, 1)[part].gather(1, labels.flatten(1)).view(labels.shape)[:, None]
+            inputs = self._run.of(rows)
+            images = inputs.image
+            images = imputed(images, shown, seed=self._run.settings.seed) if self._road else torch.where(
+                shown, images, self._fill[rows]
+            )  # fmt: skip
+            changed = Inputs((images,), inputs.is_tuple, inputs.key, inputs.others)
+            found[part] = self._run.values(self._run.forward(changed), rows)
+        return found.view(batch, steps)
+
+
+class _Dropped:
+    """Removed patches are no longer in the sequence."""
+
+    unit = "patch"
+    operator = "drop_tokens"
+
+    def __init__(self, run: _Run, dropper: TokenDropper) -> None:
+        images = run.inputs.image
+        self._run, self._dropper = run, dropper
+        self.grid: tuple[int, int] | None = dropper.layout.grid
+        self.labels: Tensor | None = patch_labels(dropper.layout.grid, (images.shape[2], images.shape[3]))
+        self.count = dropper.layout.size
+        self.valid = torch.ones(len(images), self.count, dtype=torch.bool, device=images.device)
+        # Without a token that is no patch nothing is left of an empty picture.
+        self._needs_patches = dropper.layout.tokens == dropper.layout.size
+        self._empty = replacement("mean", run.settings.forward_func, images)[0]
+
+    def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
+        batch, steps, _ = keep.shape
+        flat = keep.flatten(0, 1)
+        counts = flat.sum(1)
+        found = torch.empty(batch * steps, dtype=torch.float64, device=keep.device)
+        parts = [part for n in counts.unique().tolist() for part in self._run.chunks((counts == n).nonzero()[:, 0])]
+        for part in tqdm(parts, disable=not show_progress, leave=False):
+            rows = torch.div(part, steps, rounding_mode="floor")
+            inputs = self._run.of(rows)
+            if self._needs_patches and int(counts[part[0]]) == 0:
+                empty = Inputs((self._empty[rows],), inputs.is_tuple, inputs.key, inputs.others)
+                output = self._run.forward(empty)
+            else:
+                output = self._dropper(inputs, flat[part])
+            found[part] = self._run.values(output, rows)
+        return found.view(batch, steps)
+
+
+def _progress(run: _Run, rows: Tensor, show_progress: bool) -> Any:
+    return tqdm(list(run.chunks(rows)), disable=not show_progress, leave=False)
