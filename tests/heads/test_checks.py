@@ -29,8 +29,8 @@ from xattr.heads import (
     stability,
     truncations,
 )
-from xattr.heads.checks import rank_correlation
 from xattr.metrics import count_flops
+from xattr.metrics.ranking import rank_correlation
 from xattr.trace import InputError
 
 

@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import scipy.stats
 import torch
 from torch import Tensor, nn
 
+from ..metrics.ranking import rank_correlation
 from ..trace.modules import in_evaluation_mode
 from .explanation import HeadExplanation
 from .mixing import LayaHead, MixingHead
@@ -134,14 +133,3 @@ def effective_weights(explanation: HeadExplanation) -> Tensor:
     """
     lengths = explanation.alpha * torch.linalg.vector_norm(explanation.z, dim=-1)
     return lengths / lengths.sum(1, keepdim=True)
-
-
-def rank_correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Spearman's correlation of each row, `[n]`, in float64; NaN where a row is constant."""
-    ranks = [
-        torch.from_numpy(np.asarray(scipy.stats.rankdata(t.detach().double().cpu().numpy(), axis=1)))
-        for t in (one, other)
-    ]
-    a, b = (r - r.mean(1, keepdim=True) for r in ranks)
-    size = (a.square().sum(1) * b.square().sum(1)).sqrt()
-    return (a * b).sum(1) / torch.where(size > 0, size, torch.nan)

@@ -6,6 +6,7 @@
 from .complexity import effective_size, entropy, gini
 from .cost import cost_in_forwards, count_flops, peak_bytes
 from .curves import Curve, CurvePair, Protocol, deletion, insertion, insertion_deletion
+from .faithfulness import leave_one_out, saco, sensitivity_n, violations
 from .localisation import (
     average_precision,
     boxes_as_masks,
@@ -55,11 +56,15 @@ __all__ = [
     "holm",
     "insertion",
     "insertion_deletion",
+    "leave_one_out",
     "paired_differences",
     "peak_bytes",
     "pointing",
     "rank_methods",
+    "saco",
     "segmentation_scores",
+    "sensitivity_n",
     "summary_table",
     "top_k_intersection",
+    "violations",
 ]

@@ -179,11 +179,8 @@ def _curves(
     target, unit, baseline, score, steps, seed, extra, show_progress = settings
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}; expected a positive whole number.")
-    if isinstance(forward_func, Bound):
-        bound = forward_func
-    else:
-        bound = Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
-    values = _values(bound, attributions)
+    bound = bound_of(forward_func, inputs, target, unit, baseline, score, extra, seed)
+    values = values_of(bound, attributions)
     batch = len(values)
     # Features that an image does not have come last and are never counted.
     order, ties = ranked(values.masked_fill(~bound.valid, -torch.inf), seed)
@@ -223,7 +220,23 @@ def _curves(
     }
 
 
-def _values(bound: Bound, attributions: Tensor) -> Tensor:
+def bound_of(
+    forward_func: Any,
+    inputs: Any,
+    target: Target,
+    unit: Unit,
+    baseline: Baseline,
+    score: Score,
+    extra: Any = None,
+    seed: int = 0,
+) -> Bound:
+    """What is given if it is bound already, else a perturber of a model, bound to images."""
+    if isinstance(forward_func, Bound):
+        return forward_func
+    return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
+
+
+def values_of(bound: Bound, attributions: Tensor) -> Tensor:
     """One value for each feature, `[B, F]`."""
     batch = len(bound.valid)
     if len(attributions) != batch:

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..heads.checks import rank_correlation
 from ..heads.mixing import MixingHead
 from .layer_ablation import DEFAULT, Ablation, LayerProtocol
+from .ranking import rank_correlation
 
 _TIE = 1e-9  # scores that differ by less, relative to the largest size in their row, are one score
 _RESAMPLES, _SUBSETS, _DRAWS = 2000, 500, 200

@@ -1,4 +1,4 @@
-"""How well numbers rank: the area under the ROC curve."""
+"""How well numbers rank: the area under the ROC curve, and correlation of ranks."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def auroc(scores: Tensor, positive: Tensor) -> Tensor:
     zeros = inside.shape[-1] - ones
     above = (torch.from_numpy(ranks) * inside).sum(-1) - ones * (ones + 1) / 2
     return above / torch.where(ones * zeros > 0, ones * zeros, torch.nan)
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> Tensor:
+    """Spearman's correlation of each row, `[n]`, in float64; NaN where a row is constant."""
+    ranks = [
+        torch.from_numpy(np.asarray(scipy.stats.rankdata(t.detach().double().cpu().numpy(), axis=1)))
+        for t in (one, other)
+    ]
+    a, b = (r - r.mean(1, keepdim=True) for r in ranks)
+    size = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    return (a * b).sum(1) / torch.where(size > 0, size, torch.nan)

@@ -1,0 +1,186 @@
+"""Does a map say what the model does? Correlations and checks on the perturbation engine, one value for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..trace import Target
+from .curves import bound_of, values_of
+from .features import Unit, ranked
+from .fills import Baseline
+from .perturber import Bound, Score
+from .ranking import rank_correlation
+
+
+def leave_one_out(
+    forward_func: Callable[..., Any] | Bound,
+    inputs: Any,
+    attributions: Tensor,
+    target: Target = None,
+    *,
+    unit: Unit = None,
+    baseline: Baseline = None,
+    score: Score = "prob",
+    show_progress: bool = False,
+) -> Tensor:
+    """Spearman's correlation of the map with what the score loses without each feature; higher is better.
+
+    Args:
+        forward_func: a module or any callable, or a bound perturber.
+        inputs: images `[B, C, H, W]`.
+        attributions: maps `[B, C, h, w]`, or values of features `[B, F]`; signs count.
+        target: class index, or one for each image; `None` is the predicted class.
+        unit: as in `deletion`.
+        baseline: as in `deletion`.
+        score: as in `deletion`.
+        show_progress: whether to draw a progress bar.
+
+    Returns:
+        `[B]` in float64; NaN where the map or the effects are constant.
+
+    Cost: one score for each feature, and one of the whole image.
+
+    Example:
+        >>> import torch
+        >>> from xattr.metrics import leave_one_out
+        >>> f, x = lambda z: z.sum((1, 2, 3))[:, None], torch.rand(2, 1, 3, 3)
+        >>> leave_one_out(f, x, x, unit="pixel", baseline=0).tolist()
+        [1.0, 1.0]
+    """
+    bound = bound_of(forward_func, inputs, target, unit, baseline, score)
+    values, drops = values_of(bound, attributions), _single_drops(bound, show_progress)
+    rows = [rank_correlation(v[k][None], d[k][None]) for v, d, k in zip(values, drops, bound.valid, strict=True)]
+    return torch.cat(rows)
+
+
+def violations(
+    forward_func: Callable[..., Any] | Bound,
+    inputs: Any,
+    attributions: Tensor,
+    target: Target = None,
+    *,
+    unit: Unit = None,
+    baseline: Baseline = None,
+    score: Score = "prob",
+) -> Tensor:
+    """Whether the sign of the strongest feature is wrong (Faithfulness Violation Test); their share, lower is better.
+
+        phi_i * (f(x) - f(x without i)) < 0   for the feature i with the largest |phi_i|
+
+    A map without negative values is only asked whether the score falls: judge signed methods by their signed map.
+    Arguments as in `leave_one_out`. Cost: two scores an image.
+
+    Returns:
+        Boolean, `[B]`.
+    """
+    bound = bound_of(forward_func, inputs, target, unit, baseline, score)
+    values = values_of(bound, attributions).masked_fill(~bound.valid, 0)
+    first = ranked(values.abs())[0][:, :1]
+    keep = bound.valid[:, None].repeat(1, 2, 1)
+    keep[:, 1].scatter_(1, first, False)
+    scores = bound.score(keep)
+    return values.gather(1, first)[:, 0] * (scores[:, 0] - scores[:, 1]) < 0
+
+
+def sensitivity_n(
+    forward_func: Callable[..., Any] | Bound,
+    inputs: Any,
+    attributions: Tensor,
+    target: Target = None,
+    *,
+    sizes: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8),
+    samples: int = 32,
+    unit: Unit = None,
+    baseline: Baseline = None,
+    score: Score = "prob",
+    seed: int = 0,
+    show_progress: bool = False,
+) -> Tensor:
+    """Pearson's correlation of the map's sum over random sets of features with what the score loses without them.
+
+    Sensitivity-n (Ancona et al., arXiv:1711.06104), averaged over sizes of the sets; higher is better. The sets are the
+    same for every image.
+
+    Args:
+        forward_func: as in `leave_one_out`.
+        inputs: images.
+        attributions: maps; signs count.
+        target: class index, or one for each image.
+        sizes: shares of the features in a set.
+        samples: sets of each size.
+        unit: as in `deletion`.
+        baseline: as in `deletion`.
+        score: as in `deletion`.
+        seed: of the sets.
+        show_progress: whether to draw a progress bar.
+
+    Returns:
+        `[B]` in float64; NaN where sums or effects are constant for all sizes.
+
+    Raises:
+        ValueError: fewer than 3 sets, or a size outside 0..1.
+    """
+    if samples < 3 or not all(0 < size < 1 for size in sizes):
+        raise ValueError(
+            f"samples={samples!r}, sizes={list(sizes)}; expected at least 3 sets, and shares between 0 and 1."
+        )
+    bound = bound_of(forward_func, inputs, target, unit, baseline, score)
+    values = values_of(bound, attributions).masked_fill(~bound.valid, 0)
+    generator = torch.Generator().manual_seed(seed)
+    counts = [max(1, round(size * bound.count)) for size in sizes]
+    sets = torch.stack([torch.randperm(bound.count, generator=generator) < n for n in counts for _ in range(samples)])
+    gone = sets.to(values.device)[None] & bound.valid[:, None]
+    scores = bound.score(torch.cat([bound.valid[:, None], bound.valid[:, None] & ~gone], 1), show_progress)
+    drops = (scores[:, :1] - scores[:, 1:]).unflatten(1, (len(counts), samples))
+    sums = (gone * values[:, None]).sum(2).unflatten(1, (len(counts), samples))
+    a, b = (t - t.mean(2, keepdim=True) for t in (sums, drops))
+    size = (a.square().sum(2) * b.square().sum(2)).sqrt()
+    return ((a * b).sum(2) / torch.where(size > 0, size, torch.nan)).nanmean(1)
+
+
+def saco(
+    forward_func: Callable[..., Any] | Bound,
+    inputs: Any,
+    attributions: Tensor,
+    target: Target = None,
+    *,
+    groups: int = 10,
+    unit: Unit = None,
+    baseline: Baseline = None,
+    score: Score = "prob",
+) -> Tensor:
+    """Salience-guided faithfulness coefficient (SaCo): do groups of more relevant features matter more? -1 to 1.
+
+    Features are cut by rank into groups. For each pair the difference of their summed salience counts for the map if
+    removing the more salient group costs at least as much, else against it; the sum is divided by that of the absolute
+    differences. Arguments as in `leave_one_out`, `groups` is their number. Higher is better.
+
+    Returns:
+        `[B]` in float64; NaN where all groups are equally salient.
+    """
+    bound = bound_of(forward_func, inputs, target, unit, baseline, score)
+    values = values_of(bound, attributions)
+    order, _ = ranked(values.masked_fill(~bound.valid, -torch.inf))
+    rank, sizes = order.argsort(1), bound.valid.sum(1, keepdim=True)
+    group = torch.div(rank * groups, sizes, rounding_mode="floor")
+    members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & bound.valid[:, None]
+    scores = bound.score(torch.cat([bound.valid[:, None], bound.valid[:, None] & ~members], 1))
+    drops = scores[:, :1] - scores[:, 1:]
+    salience = (members * values.masked_fill(~bound.valid, 0)[:, None]).sum(2)
+    upper = torch.ones(groups, groups, dtype=torch.bool, device=values.device).triu(1)
+    weight = (salience[:, :, None] - salience[:, None]) * upper
+    agrees = torch.where(drops[:, :, None] >= drops[:, None], 1.0, -1.0)
+    total = weight.abs().sum((1, 2))
+    return (weight * agrees).sum((1, 2)) / torch.where(total > 0, total, torch.nan)
+
+
+def _single_drops(bound: Bound, show_progress: bool) -> Tensor:
+    """What the score loses without each feature, `[B, F]`."""
+    alone = torch.eye(bound.count, dtype=torch.bool, device=bound.valid.device)
+    keep = torch.cat([bound.valid[:, None], bound.valid[:, None] & ~alone], 1)
+    scores = bound.score(keep, show_progress)
+    return scores[:, :1] - scores[:, 1:]
