@@ -20,7 +20,7 @@ def test_notebook(path):
     ExecutePreprocessor(timeout=300, kernel_name="python3").preprocess(fresh, {"metadata": {"path": str(path.parent)}})
     text = "".join(printed(fresh))
     assert "our Integrated Gradients are Captum's: True" in text
-    assert "blocks walked: blocks.0.attn ... blocks.6.attn" in text
+    assert "blocks walked: blocks.0.attn ... blocks.7.attn" in text
     pictures = [o for cell in fresh.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) == 1
     lines = ["".join(printed(notebook)).count("\n") for notebook in (committed, fresh)]

@@ -144,5 +144,6 @@ def test_tuple_in_tuple_out_and_processor_dictionaries():
 def test_additional_arguments_reach_the_model():
     model, x = tiny(), images()
     scaled = lambda image, factor, bias: model(image) * factor + bias
-    found = GradSkip(scaled).attribute(x, 1, (3.0, 1.0), signed=True)
-    assert relative_error(found, 3 * GradSkip(model).attribute(x, 1, signed=True)) < 1e-4
+    options = {"signed": True, "settings": GradSkip.PAPER}
+    found = GradSkip(scaled).attribute(x, 1, (3.0, 1.0), **options)
+    assert relative_error(found, 3 * GradSkip(model).attribute(x, 1, **options)) < 1e-4

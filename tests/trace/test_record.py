@@ -317,7 +317,7 @@ def test_multihead_attention_of_torch():
     for method, options in METHODS:
         found = method(other.train()).attribute(x, target=1, **options)
         assert relative_error(found, method(vit).attribute(x, target=1, **options)) < 1e-5
-    paths = [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(2)]
+    paths = [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(3)]
     assert GradSkip(other).explain(x, target=1).layers == tuple(paths)
     for one, two in zip(attention_maps(other, x), attention_maps(vit, x), strict=True):
         assert torch.allclose(one, two, atol=1e-6)

@@ -13,7 +13,7 @@ import sys
 import xattr.visualization as v
 loaded = {"torch", "matplotlib", "PIL", "scipy"} & set(sys.modules)
 assert not loaded, loaded
-assert sorted(v.__all__) == ["colour", "comparison", "heatmap", "overlay", "to_image"]
+assert sorted(v.__all__) == ["colour", "comparison", "depth_profile", "heatmap", "overlay", "to_image"]
 import numpy as np
 v.overlay(np.eye(4), np.zeros((3, 8, 8)))
 assert "matplotlib" not in sys.modules

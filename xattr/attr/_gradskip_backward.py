@@ -49,6 +49,7 @@ def backward(
     all_x: bool = True,
 ) -> Backward:
     """One observed pass and one backward; without `all_x` it ends at the first attention, not at the first block."""
+    image = inputs.image  # one picture, or an error before the model runs
     observed = observe(forward_func, inputs, extra, rules=rules)
     record = observed.record
     layout = record.require_blocks("GradSkip")
@@ -70,7 +71,7 @@ def backward(
         return Backward(
             record=record,
             layout=layout,
-            image=inputs.image,
+            image=image,
             target=target,
             g_last=next(found),
             g_z=[next(found) for _ in record.blocks],
