@@ -84,7 +84,7 @@ def write(folder: Path, default: str) -> None:
         '`PAPER`: the paper and our first reading. `+ reads`: with `reads=True`. `G`: also `embedding="relevance"`. '
         '`A`: also `gate="token"`, `gate_norm="dot"`. `C`: `A` with prefix tokens inside the walk and no reads. The '
         f"rule, fixed when the first of the five models had been seen: lowest mean rank over {', '.join(CHOOSING)}, "
-        "models weighing alike. Energy and pointing do not choose: the first rewards sharpness, the second is saturated.",
+        "models weighing alike. Energy and pointing do not choose: that rewards sharpness, this is saturated.",
         "",
         "| | " + " | ".join(CANDIDATES) + " |",
         "|---" * (len(CANDIDATES) + 1) + "|",
