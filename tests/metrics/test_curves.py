@@ -9,6 +9,7 @@ from tests.models import images, tiny
 from xattr.attr import GradSkip
 from xattr.metrics import Perturber, count_flops, deletion, insertion, insertion_deletion
 from xattr.metrics.curves import Protocol
+from xattr.metrics.features import Features
 
 SUMS = lambda z: torch.stack([z.sum((1, 2, 3)), -z.sum((1, 2, 3))], 1)
 RAW = {"unit": "pixel", "baseline": 0, "score": "logit"}
@@ -87,8 +88,7 @@ def test_one_image_alone_is_the_same_image_in_a_batch(baseline):
 
 def test_removed_counts_are_exact_also_with_ties():
     class Counting:
-        count, unit, operator, labels, grid = 10, "layer", "drop", None, None
-        valid = torch.ones(1, 10, dtype=torch.bool)
+        features = Features(torch.ones(1, 10, dtype=torch.bool), "layer", "drop", "prob", "given")
 
         def score(self, keep, show_progress=False):
             self.kept = keep.sum(-1)
@@ -132,10 +132,57 @@ def test_silent_and_with_a_bar(capfd):
     assert torch.equal(quiet.difference, loud.difference)
 
 
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_perturber_holds_the_settings(bound):
+    model, x = tiny(), images(2)
+    maps = torch.rand(2, 1, 4, 4)
+    given = Perturber(model, baseline="blur", score="logit", unit="patch")
+    found = deletion(given.bind(x, 2) if bound else given, x, maps, None if bound else 2, steps=4)
+    again = deletion(model, x, maps, 2, baseline="blur", score="logit", unit="patch", steps=4)
+    assert torch.equal(found.curve, again.curve)
+    assert found.protocol == again.protocol == Protocol("deletion", "patch", "blur", "logit", 4, "given", 2)
+
+
+def test_where_nothing_is_left_of_a_mean_pooled_model():
+    model, x = tiny(global_pool="avg", class_token=False), images(2)
+    found = insertion_deletion(model, x, torch.rand(2, 1, 4, 4), steps=4)
+    for one, kept in ((found.deletion, slice(0, 4)), (found.insertion, slice(1, 5))):
+        assert one.protocol.empty == "mean"
+        assert torch.allclose(one.inner, torch.trapezoid(one.curve[:, kept], dx=1 / 3, dim=1))
+    assert deletion(tiny(), x, torch.rand(2, 1, 4, 4), steps=4).protocol.empty is None
+
+
+def test_no_more_examples_in_a_forward_than_asked():
+    model, x = tiny(), images(2)
+    sizes = []
+    handle = model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    whole = deletion(Perturber(model), x, torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))).curve
+    for most in (3, 1):
+        sizes.clear()
+        maps = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        found = deletion(Perturber(model, internal_batch_size=most), x, maps)
+        assert max(sizes) <= most
+        assert torch.allclose(found.curve, whole, atol=1e-6)
+    handle.remove()
+
+
+@pytest.mark.parametrize("baseline", [None, "mean"])
+def test_autocast_barely_moves_a_curve(baseline):
+    model, x = tiny(), images(2)
+    maps = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    seen = []
+    handle = model.blocks[0].attn.qkv.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    fast = deletion(Perturber(model, "patch", baseline, autocast=torch.bfloat16), x, maps).curve
+    handle.remove()
+    assert torch.bfloat16 in seen
+    assert torch.allclose(fast, deletion(Perturber(model, "patch", baseline), x, maps).curve, atol=0.02)
+    assert fast.dtype == torch.float64
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"attributions": torch.zeros(1, 1, 4, 4)}, "found 1 attributions for 2 images"),
+        ({"attributions": torch.zeros(1, 1, 4, 4)}, "found 1 attributions for 2 examples"),
         ({"attributions": torch.zeros(2, 4)}, r"\[2, 4\]; expected"),
         ({"attributions": torch.full((2, 1, 4, 4), float("nan"))}, "NaN"),
         ({"steps": 0}, "steps=0"),
@@ -144,6 +191,8 @@ def test_silent_and_with_a_bar(capfd):
         ({"unit": torch.zeros(3, 3).long(), "baseline": 0}, "does not fit"),
         ({"baseline": "grey"}, "baseline='grey'"),
         ({"target": 7}, r"0\.\.4"),
+        ({"forward_func": Perturber(tiny()), "unit": "patch"}, "a perturber, and unit beside it"),
+        ({"forward_func": Perturber(tiny()).bind(images()), "target": 1, "score": "logit"}, "and score, target beside"),
     ],
 )
 def test_bad_arguments_are_named(change, says):

@@ -132,8 +132,8 @@ def test_models_whose_tokens_cannot_leave_fall_back_and_say_so():
     swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **options).eval()
     with pytest.raises(UnsupportedModelError, match="Dropping tokens"):
         Perturber(swin, baseline="drop_tokens").bind(images(1, 64))
-    assert Perturber(swin).bind(images(1, 64)).operator == "mean"
-    assert Perturber(tiny(), unit="pixel").bind(images(1)).operator == "mean"
+    assert Perturber(swin).bind(images(1, 64)).features.operator == "mean"
+    assert Perturber(tiny(), unit="pixel").bind(images(1)).features.operator == "mean"
     with pytest.raises(ValueError, match='unit="patch"'):
         Perturber(tiny(), unit="pixel", baseline="drop_tokens").bind(images(1))
 

@@ -7,6 +7,7 @@ from .complexity import effective_size, entropy, gini
 from .cost import cost_in_forwards, count_flops, peak_bytes
 from .curves import Curve, CurvePair, Protocol, deletion, insertion, insertion_deletion
 from .faithfulness import leave_one_out, saco, sensitivity_n, violations
+from .features import Features
 from .localisation import (
     average_precision,
     boxes_as_masks,
@@ -35,6 +36,7 @@ __all__ = [
     "Curve",
     "CurvePair",
     "Difference",
+    "Features",
     "Interval",
     "Perturber",
     "Protocol",

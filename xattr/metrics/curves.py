@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..trace import Target
-from .features import Unit, feature_values, ranked
+from .features import Features, Score, Unit, ranked
 from .fills import Baseline
-from .perturber import Bound, Perturber, Score
+from .perturber import Bound, Perturber
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Protocol:
         steps: number of steps behind the first point.
         class_: "predicted" or "given".
         images: number of images.
+        empty: the operator where nothing is kept, if it is another one.
     """
 
     metric: str
@@ -36,6 +37,7 @@ class Protocol:
     steps: int
     class_: str
     images: int
+    empty: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Curve:
 
     Attributes:
         value: area for each image, divided by the range of fractions, `[B]`.
+        inner: area without the point at which nothing is kept, divided likewise: what `value` is where that point is
+            measured by another operator (`protocol.empty`), which makes the curve jump.
         curve: scores, `[B, S + 1]`.
         fractions: share of features removed (deletion) or kept (insertion), 0 and 1 included, `[B, S + 1]`.
         ties: share of features whose value is that of another, `[B]`.
@@ -52,6 +56,7 @@ class Curve:
     """
 
     value: Tensor
+    inner: Tensor
     curve: Tensor
     fractions: Tensor
     ties: Tensor
@@ -64,12 +69,12 @@ class CurvePair:
     """Deletion and insertion with one operator, which share their end points.
 
     Insertion is the curve of the least relevant features removed first (LeRF), deletion that of the most relevant first
-    (MoRF), so that `difference` is insertion less deletion, SRG and ABPC at once.
+    (MoRF).
 
     Attributes:
         deletion: most relevant features go first.
         insertion: most relevant features come first.
-        difference: insertion less deletion, higher is better, `[B]`.
+        difference: insertion less deletion, which is SRG and ABPC, higher is better, `[B]`.
         aopc: mean drop below the first point of the deletion curve, higher is better, `[B]`.
     """
 
@@ -80,7 +85,7 @@ class CurvePair:
 
 
 def deletion(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -98,7 +103,7 @@ def deletion(
         value = integral over q in [0, 1] of f(x without the first q F features)
 
     Args:
-        forward_func: a module or any callable, or a bound perturber.
+        forward_func: a module or any callable; or a `Perturber`, bound or not, that holds the settings.
         inputs: images `[B, C, H, W]`.
         attributions: maps `[B, C, h, w]`; channels are summed first, signs count.
         target: class index, or one for each image; `None` is the predicted class.
@@ -130,7 +135,7 @@ def deletion(
 
 
 def insertion(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -152,7 +157,7 @@ def insertion(
 
 
 def insertion_deletion(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -180,48 +185,54 @@ def _curves(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}; expected a positive whole number.")
     bound = bound_of(forward_func, inputs, target, unit, baseline, score, extra, seed)
-    values = values_of(bound, attributions)
-    batch = len(values)
+    features = bound.features
+    values = features.values(attributions)
     # Features that an image does not have come last and are never counted.
-    order, ties = ranked(values.masked_fill(~bound.valid, -torch.inf), seed)
+    order, ties = ranked(values.masked_fill(~features.valid, -torch.inf), seed)
     rank = order.argsort(1)
-    sizes = bound.valid.sum(1)
+    sizes = features.valid.sum(1)
     steps = min(steps, int(sizes.max()))
     number = (torch.arange(steps + 1, device=values.device) * sizes[:, None] / steps).round().long()
-    gone = rank[:, None] < number[..., None]  # [B, S + 1, F]
-    keeps = {"deletion": ~gone, "insertion": gone}
-    joined = [keeps["deletion"]] if wanted == ("deletion",) else [keeps["insertion"]]
-    if len(wanted) == 2:
-        joined = [keeps["deletion"], keeps["insertion"][:, 1:-1]]
-    scores = bound.score(torch.cat(joined, 1), show_progress)
-    curves = {wanted[0]: scores[:, : steps + 1]}
-    if len(wanted) == 2:
-        first = curves["deletion"]
-        curves["insertion"] = torch.cat([first[:, -1:], scores[:, steps + 1 :], first[:, :1]], 1)
-    fractions = number / sizes[:, None]
-    return {
-        name: Curve(
-            value=torch.trapezoid(curve, fractions.to(curve.dtype), dim=1),
-            curve=curve,
-            fractions=fractions,
-            ties=ties,
-            higher_is_better=name == "insertion",
-            protocol=Protocol(
-                metric=name,
-                unit=bound.unit,
-                operator=bound.operator,
-                score=score,
-                steps=steps,
-                class_="predicted" if target is None else "given",
-                images=batch,
-            ),
-        )
-        for name, curve in curves.items()
-    }
+    first = rank[:, None] < number[..., None]  # [B, S + 1, F]
+    if wanted == ("insertion",):
+        curves = {"insertion": bound.score(first, show_progress)}
+    elif wanted == ("deletion",):
+        curves = {"deletion": bound.score(~first, show_progress)}
+    else:
+        scores = bound.score(torch.cat([~first, first[:, 1:-1]], 1), show_progress)
+        gone, come = scores[:, : steps + 1], scores[:, steps + 1 :]
+        curves = {"deletion": gone, "insertion": torch.cat([gone[:, -1:], come, gone[:, :1]], 1)}
+    fractions = (number / sizes[:, None]).double()
+    return {name: _curve(name, curve, fractions, ties, features) for name, curve in curves.items()}
+
+
+def _curve(name: str, curve: Tensor, fractions: Tensor, ties: Tensor, features: Features) -> Curve:
+    steps, insertion = curve.shape[1] - 1, name == "insertion"
+    kept = slice(1, None) if insertion else slice(None, -1)
+    width = fractions[:, kept][:, -1] - fractions[:, kept][:, 0]
+    inner = torch.trapezoid(curve[:, kept], fractions[:, kept], dim=1)
+    return Curve(
+        value=torch.trapezoid(curve, fractions, dim=1),
+        inner=torch.where(width > 0, inner / width.where(width > 0, 1), curve[:, kept][:, 0]),
+        curve=curve,
+        fractions=fractions,
+        ties=ties,
+        higher_is_better=insertion,
+        protocol=Protocol(
+            metric=name,
+            unit=features.unit,
+            operator=features.operator,
+            score=features.score,
+            steps=steps,
+            class_=features.class_,
+            images=len(curve),
+            empty=features.empty,
+        ),
+    )
 
 
 def bound_of(
-    forward_func: Any,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     target: Target,
     unit: Unit,
@@ -230,19 +241,19 @@ def bound_of(
     extra: Any = None,
     seed: int = 0,
 ) -> Bound:
-    """What is given if it is bound already, else a perturber of a model, bound to images."""
+    """A perturber of a model, bound to examples.
+
+    Raises:
+        ValueError: a perturber is given, and settings beside it.
+    """
+    given = {"unit": unit, "baseline": baseline, "additional_forward_args": extra}
+    given = {name: value for name, value in given.items() if value is not None} | (
+        {"score": score} if score != "prob" else {}
+    )
     if isinstance(forward_func, Bound):
-        return forward_func
-    return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
-
-
-def values_of(bound: Bound, attributions: Tensor) -> Tensor:
-    """One value for each feature, `[B, F]`."""
-    batch = len(bound.valid)
-    if len(attributions) != batch:
-        raise ValueError(f"found {len(attributions)} attributions for {batch} images; expected one for each.")
-    if attributions.ndim == 2 and attributions.shape[1] == bound.count:
-        return attributions.detach().double()
-    if bound.labels is None:
-        raise ValueError(f"attributions {list(attributions.shape)}; expected [B, {bound.count}].")
-    return feature_values(attributions, bound.labels, bound.count, bound.grid)
+        given |= {} if target is None else {"target": target}
+    elif not isinstance(forward_func, Perturber):
+        return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
+    if given:
+        raise ValueError(f"found a {type(forward_func).__name__.strip('_')} and {sorted(given)}; give these to it.")
+    return forward_func if isinstance(forward_func, Bound) else forward_func.bind(inputs, target)

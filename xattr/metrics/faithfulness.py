@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ..trace import Target
-from .curves import bound_of, values_of
-from .features import Unit, ranked
+from .curves import bound_of
+from .features import Score, Unit, ranked
 from .fills import Baseline
-from .perturber import Bound, Score
+from .perturber import Bound, Perturber
 from .ranking import rank_correlation
 
 
 def leave_one_out(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -30,7 +30,7 @@ def leave_one_out(
     """Spearman's correlation of the map with what the score loses without each feature; higher is better.
 
     Args:
-        forward_func: a module or any callable, or a bound perturber.
+        forward_func: a module or any callable; or a `Perturber`, bound or not, that holds the settings.
         inputs: images `[B, C, H, W]`.
         attributions: maps `[B, C, h, w]`, or values of features `[B, F]`; signs count.
         target: class index, or one for each image; `None` is the predicted class.
@@ -52,13 +52,14 @@ def leave_one_out(
         [1.0, 1.0]
     """
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
-    values, drops = values_of(bound, attributions), _single_drops(bound, show_progress)
-    rows = [rank_correlation(v[k][None], d[k][None]) for v, d, k in zip(values, drops, bound.valid, strict=True)]
+    features = bound.features
+    values, drops = features.values(attributions), _single_drops(bound, show_progress)
+    rows = [rank_correlation(v[k][None], d[k][None]) for v, d, k in zip(values, drops, features.valid, strict=True)]
     return torch.cat(rows)
 
 
 def violations(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -78,16 +79,17 @@ def violations(
         Boolean, `[B]`.
     """
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
-    values = values_of(bound, attributions).masked_fill(~bound.valid, 0)
+    features = bound.features
+    values = features.values(attributions).masked_fill(~features.valid, 0)
     first = ranked(values.abs())[0][:, :1]
-    keep = bound.valid[:, None].repeat(1, 2, 1)
+    keep = features.valid[:, None].repeat(1, 2, 1)
     keep[:, 1].scatter_(1, first, False)
     scores = bound.score(keep)
     return values.gather(1, first)[:, 0] * (scores[:, 0] - scores[:, 1]) < 0
 
 
 def sensitivity_n(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -129,12 +131,15 @@ def sensitivity_n(
             f"samples={samples!r}, sizes={list(sizes)}; expected at least 3 sets, and shares between 0 and 1."
         )
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
-    values = values_of(bound, attributions).masked_fill(~bound.valid, 0)
+    features = bound.features
+    values = features.values(attributions).masked_fill(~features.valid, 0)
     generator = torch.Generator().manual_seed(seed)
-    counts = [max(1, round(size * bound.count)) for size in sizes]
-    sets = torch.stack([torch.randperm(bound.count, generator=generator) < n for n in counts for _ in range(samples)])
-    gone = sets.to(values.device)[None] & bound.valid[:, None]
-    scores = bound.score(torch.cat([bound.valid[:, None], bound.valid[:, None] & ~gone], 1), show_progress)
+    counts = [max(1, round(size * features.count)) for size in sizes]
+    sets = torch.stack(
+        [torch.randperm(features.count, generator=generator) < n for n in counts for _ in range(samples)]
+    )
+    gone = sets.to(values.device)[None] & features.valid[:, None]
+    scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~gone], 1), show_progress)
     drops = (scores[:, :1] - scores[:, 1:]).unflatten(1, (len(counts), samples))
     sums = (gone * values[:, None]).sum(2).unflatten(1, (len(counts), samples))
     a, b = (t - t.mean(2, keepdim=True) for t in (sums, drops))
@@ -143,7 +148,7 @@ def sensitivity_n(
 
 
 def saco(
-    forward_func: Callable[..., Any] | Bound,
+    forward_func: Callable[..., Any] | Perturber | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -163,14 +168,15 @@ def saco(
         `[B]` in float64; NaN where all groups are equally salient.
     """
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
-    values = values_of(bound, attributions)
-    order, _ = ranked(values.masked_fill(~bound.valid, -torch.inf))
-    rank, sizes = order.argsort(1), bound.valid.sum(1, keepdim=True)
+    features = bound.features
+    values = features.values(attributions)
+    order, _ = ranked(values.masked_fill(~features.valid, -torch.inf))
+    rank, sizes = order.argsort(1), features.valid.sum(1, keepdim=True)
     group = torch.div(rank * groups, sizes, rounding_mode="floor")
-    members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & bound.valid[:, None]
-    scores = bound.score(torch.cat([bound.valid[:, None], bound.valid[:, None] & ~members], 1))
+    members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & features.valid[:, None]
+    scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~members], 1))
     drops = scores[:, :1] - scores[:, 1:]
-    salience = (members * values.masked_fill(~bound.valid, 0)[:, None]).sum(2)
+    salience = (members * values.masked_fill(~features.valid, 0)[:, None]).sum(2)
     upper = torch.ones(groups, groups, dtype=torch.bool, device=values.device).triu(1)
     weight = (salience[:, :, None] - salience[:, None]) * upper
     agrees = torch.where(drops[:, :, None] >= drops[:, None], 1.0, -1.0)
@@ -180,7 +186,7 @@ def saco(
 
 def _single_drops(bound: Bound, show_progress: bool) -> Tensor:
     """What the score loses without each feature, `[B, F]`."""
-    alone = torch.eye(bound.count, dtype=torch.bool, device=bound.valid.device)
-    keep = torch.cat([bound.valid[:, None], bound.valid[:, None] & ~alone], 1)
+    alone = torch.eye(bound.features.count, dtype=torch.bool, device=bound.features.valid.device)
+    keep = torch.cat([bound.features.valid[:, None], bound.features.valid[:, None] & ~alone], 1)
     scores = bound.score(keep, show_progress)
     return scores[:, :1] - scores[:, 1:]

@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 Unit: TypeAlias = "Literal['patch', 'pixel'] | Tensor | None"
+Score = Literal["prob", "logit"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What can be removed of each example, how, and what is then measured.
+
+    Attributes:
+        valid: which of the F features an example has, boolean, `[B, F]`.
+        unit: what they are: "patch", "pixel", "region", "token" or "layer".
+        operator: how they are removed: "drop_tokens", "mean", "black", "blur", "road", ...
+        score: "prob" or "logit".
+        class_: "predicted" or "given".
+        labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`; `None` where features are no pixels.
+        grid: of the patches, if these are the features.
+        empty: the operator where nothing is kept, if it is another one.
+    """
+
+    valid: Tensor
+    unit: str
+    operator: str
+    score: str
+    class_: str
+    labels: Tensor | None = None
+    grid: tuple[int, int] | None = None
+    empty: str | None = None
+
+    @property
+    def count(self) -> int:
+        """F."""
+        return self.valid.shape[1]
+
+    def values(self, attributions: Tensor) -> Tensor:
+        """One value for each feature, `[B, F]` in float64, from maps or from one value for each.
+
+        Raises:
+            ValueError: they do not fit, or hold what is no number.
+        """
+        batch = len(self.valid)
+        if len(attributions) != batch:
+            raise ValueError(f"found {len(attributions)} attributions for {batch} examples; expected one for each.")
+        if self.labels is not None and attributions.shape != self.valid.shape:
+            return feature_values(attributions, self.labels, self.count, self.grid)
+        if attributions.shape != self.valid.shape:
+            raise ValueError(f"attributions {list(attributions.shape)}; expected {list(self.valid.shape)}.")
+        return finite(attributions.detach().double()).to(self.valid.device)
 
 
 def patch_labels(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -40,16 +87,14 @@ def feature_values(maps: Tensor, labels: Tensor, count: int, grid: tuple[int, in
     """
     if maps.ndim not in (3, 4):
         raise ValueError(f"attributions have the shape {list(maps.shape)}; expected [B, C, h, w] or [B, h, w].")
-    values = maps.detach().double()
-    values = values[:, None] if values.ndim == 3 else values.sum(1, keepdim=True)
-    if not bool(values.isfinite().all()):
-        raise ValueError(f"attributions hold {int((~values.isfinite()).sum())} value(s) that are NaN or infinite.")
+    values = maps.detach().double().to(labels.device)
+    values = finite(values[:, None] if values.ndim == 3 else values.sum(1, keepdim=True))
     if grid is not None and tuple(values.shape[2:]) == tuple(grid):
         return values.flatten(1)
     size = labels.shape[-2:]
     if tuple(values.shape[2:]) != tuple(size):
         values = torch.nn.functional.interpolate(values, size=tuple(size), mode="bilinear")
-    index = labels.expand(len(values), *size).flatten(1).to(values.device)
+    index = labels.expand(len(values), *size).flatten(1)
     total = torch.zeros(len(values), count, dtype=values.dtype, device=values.device)
     pixels = torch.zeros_like(total).scatter_add(1, index, torch.ones_like(values.flatten(1)))
     return total.scatter_add(1, index, values.flatten(1)) / pixels.clamp_min(1)
@@ -67,3 +112,10 @@ def ranked(values: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
     same = sorted_[:, 1:] == sorted_[:, :-1]
     padded = torch.nn.functional.pad(same, (1, 1))
     return order, (padded[:, 1:] | padded[:, :-1]).double().mean(1)
+
+
+def finite(values: Tensor) -> Tensor:
+    """The values, if all are numbers."""
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"attributions hold {int((~values.isfinite()).sum())} value(s) that are NaN or infinite.")
+    return values

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,34 +16,23 @@ from ..trace import Inputs, Target, UnsupportedModelError, observe
 from ..trace.execution import PLAIN_EXECUTION
 from ..trace.modules import ModuleWatch
 from ..trace.outputs import logits, resolve, select
+from ..trace.record import Layout
 from ..trace.shortened import TokenDropper
 from .cost import peak_bytes
-from .features import Unit, patch_labels
+from .features import Features, Score, Unit, patch_labels
 from .fills import Baseline, replacement
 from .road import imputed
-
-Score = Literal["prob", "logit"]
 
 
 @runtime_checkable
 class Bound(Protocol):
-    """Images, classes and baseline are fixed; what is left is which features are kept. F counts features.
+    """Examples, classes and baseline are fixed; what is left is which features are kept.
 
     Attributes:
-        count: number of features.
-        valid: which of them an image has, boolean, `[B, F]`.
-        operator: how features are removed, for the result.
-        unit: what they are, for the result.
-        labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`; `None` where features are no pixels.
-        grid: of the patches, if these are the features.
+        features: what they are, and how they are removed.
     """
 
-    count: int
-    valid: Tensor
-    operator: str
-    unit: str
-    labels: Tensor | None
-    grid: tuple[int, int] | None
+    features: Features
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         """Scores with some features kept, `[B, S]` in float64, from a boolean `[B, S, F]`."""
@@ -61,6 +51,8 @@ class Perturber:
         score: softmax probability or logit of the class.
         additional_forward_args: what else the model takes.
         budget: bytes that one forward may hold; more examples go in several.
+        internal_batch_size: how many examples one forward may hold at most, whatever the budget.
+        autocast: `torch.bfloat16` or `torch.float16` runs the perturbed forwards under it; scores stay in float64.
         seed: of the noise of "road".
 
     Example:
@@ -68,7 +60,7 @@ class Perturber:
         >>> from xattr.datasets import digit_scenes, embedded_model
         >>> from xattr.metrics import Perturber
         >>> bound = Perturber(embedded_model("class-token")).bind(digit_scenes("report", n=2).images)
-        >>> bound.unit, bound.operator, bound.score(torch.ones(2, 1, 36, dtype=torch.bool)).shape
+        >>> bound.features.unit, bound.features.operator, bound.score(torch.ones(2, 1, 36, dtype=torch.bool)).shape
         ('patch', 'drop_tokens', torch.Size([2, 1]))
     """
 
@@ -78,6 +70,8 @@ class Perturber:
     score: Score = "prob"
     additional_forward_args: Any = None
     budget: int = 2**30
+    internal_batch_size: int | None = None
+    autocast: torch.dtype | None = None
     seed: int = 0
 
     def bind(self, inputs: Any, target: Target = None) -> Bound:
@@ -89,20 +83,23 @@ class Perturber:
         """
         if self.score not in ("prob", "logit"):
             raise ValueError(f'score={self.score!r}; expected "prob" or "logit".')
+        if self.internal_batch_size is not None and self.internal_batch_size < 1:
+            raise ValueError(f"internal_batch_size={self.internal_batch_size!r}; expected 1 or more, or None.")
         checked = Inputs.of(inputs)
-        images = checked.image
+        one = _Run(self, checked).of(torch.tensor([0]))
         with torch.no_grad():
-            observed = observe(self.forward_func, checked, self.additional_forward_args)
-        chosen = resolve(target, observed.scores)
-        dropper = self._dropper(checked, observed)
-        labels, unit, grid = self._features(observed, images)
-        run = _Run(self, checked, chosen)
-        run = dataclasses.replace(run, bytes_each=peak_bytes(lambda: run.forward(run.of(torch.tensor([0])))))
+            layout = observe(self.forward_func, one, self.additional_forward_args).record.layout
+        dropper = self._dropper(one)
+        labels, unit, grid = self._features(layout, checked.image)
+        run = _Run(self, checked)
+        run = dataclasses.replace(run, bytes_each=peak_bytes(lambda: run.forward(one)))
+        run = dataclasses.replace(run, target=resolve(target, run.scores()))
+        class_ = "predicted" if target is None else "given"
         if dropper is not None:
-            return _Dropped(run, dropper)
-        return _Filled(run, labels, unit, grid)
+            return _Dropped(run, dropper, class_)
+        return _Filled(run, labels, unit, grid, class_)
 
-    def _dropper(self, inputs: Inputs, observed: Any) -> TokenDropper | None:
+    def _dropper(self, inputs: Inputs) -> TokenDropper | None:
         asked = isinstance(self.baseline, str) and self.baseline == "drop_tokens"
         patches = self.unit is None or (isinstance(self.unit, str) and self.unit == "patch")
         if asked and not patches:
@@ -116,7 +113,7 @@ class Perturber:
                 return None
             raise
 
-    def _features(self, observed: Any, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
+    def _features(self, layout: Layout | None, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
         size = (images.shape[2], images.shape[3])
         if isinstance(self.unit, Tensor):
             labels = self.unit.long()
@@ -129,7 +126,6 @@ class Perturber:
             return labels.to(images.device), "region", None
         if self.unit not in (None, "patch", "pixel"):
             raise ValueError(f'unit={self.unit!r}; expected "patch", "pixel", or a tensor of labels [H, W].')
-        layout = observed.record.layout
         if self.unit == "pixel" or (self.unit is None and layout is None):
             return torch.arange(size[0] * size[1], device=images.device).view(size), "pixel", None
         if layout is None:
@@ -143,7 +139,7 @@ class _Run:
 
     settings: Perturber
     inputs: Inputs
-    target: Target
+    target: Any = None
     bytes_each: int = 0
 
     def of(self, rows: Tensor) -> Inputs:
@@ -154,6 +150,11 @@ class _Run:
         }
         return Inputs((self.inputs.image[rows],), self.inputs.is_tuple, self.inputs.key, others)
 
+    def scores(self) -> Tensor:
+        """Of the pictures as they are, `[B, ...]`."""
+        rows = torch.arange(len(self.inputs.image), device=self.inputs.image.device)
+        return torch.cat([logits(self.forward(self.of(part)), len(part)) for part in self.chunks(rows)])
+
     def values(self, output: Any, rows: Tensor) -> Tensor:
         """The explained number of each row, `[n]` in float64."""
         scores = logits(output, len(rows)).double()
@@ -161,39 +162,43 @@ class _Run:
         if isinstance(target, Tensor):
             target = target[rows]
         elif isinstance(target, list):
-            target = [target[int(i)] for i in rows]  # type: ignore[assignment]
+            target = [target[int(i)] for i in rows]
         if self.settings.score == "prob" and scores.ndim > 1 and scores.shape[1] > 1:
             scores = scores.softmax(1)
         return select(scores, target)
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
         """Rows that fit into the budget at once."""
-        return iter(rows.split(max(1, self.settings.budget // max(1, self.bytes_each))))
+        fit = self.settings.budget // max(1, self.bytes_each)
+        return iter(rows.split(max(1, min(fit, self.settings.internal_batch_size or fit))))
 
     def forward(self, inputs: Inputs) -> Any:
         """The model in evaluation mode, without gradients."""
         model = self.settings.forward_func
         model = model.module if isinstance(model, torch.nn.DataParallel) else model
         args, kwargs = inputs.arguments(inputs.tensors, self.settings.additional_forward_args)
-        with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch():
+        with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch():
             return model(*args, **kwargs)
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """The autocast that was asked for."""
+        dtype = self.settings.autocast
+        return torch.autocast(self.inputs.image.device.type, dtype) if dtype else contextlib.nullcontext()
 
 
 class _Filled:
     """Removed pixels show something else."""
 
-    def __init__(self, run: _Run, labels: Tensor, unit: str, grid: tuple[int, int] | None) -> None:
+    def __init__(self, run: _Run, labels: Tensor, unit: str, grid: tuple[int, int] | None, class_: str) -> None:
         images, settings = run.inputs.image, run.settings
-        self._run, self.unit, self.grid = run, unit, grid
-        self.labels: Tensor | None = labels
-        self._labels = labels
-        self.count = int(labels.max()) + 1
+        self._run, self._labels = run, labels
         wide = labels.expand(len(images), *labels.shape[-2:]).flatten(1)
-        self.valid = torch.zeros(len(images), self.count, dtype=torch.bool, device=images.device).scatter(1, wide, True)
+        valid = torch.zeros(len(images), int(labels.max()) + 1, dtype=torch.bool, device=images.device)
         self._road = isinstance(settings.baseline, str) and settings.baseline == "road"
         baseline = "mean" if settings.baseline is None or self._road else settings.baseline
-        self._fill, self.operator = replacement(baseline, settings.forward_func, images)
-        self.operator = "road" if self._road else self.operator
+        self._fill, operator = replacement(baseline, settings.forward_func, images)
+        operator = "road" if self._road else operator
+        self.features = Features(valid.scatter(1, wide, True), unit, operator, settings.score, class_, labels, grid)
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         batch, steps, _ = keep.shape
@@ -215,19 +220,17 @@ class _Filled:
 class _Dropped:
     """Removed patches are no longer in the sequence."""
 
-    unit = "patch"
-    operator = "drop_tokens"
-
-    def __init__(self, run: _Run, dropper: TokenDropper) -> None:
-        images = run.inputs.image
+    def __init__(self, run: _Run, dropper: TokenDropper, class_: str) -> None:
+        images, layout = run.inputs.image, dropper.layout
         self._run, self._dropper = run, dropper
-        self.grid: tuple[int, int] | None = dropper.layout.grid
-        self.labels: Tensor | None = patch_labels(dropper.layout.grid, (images.shape[2], images.shape[3]))
-        self.count = dropper.layout.size
-        self.valid = torch.ones(len(images), self.count, dtype=torch.bool, device=images.device)
+        labels = patch_labels(layout.grid, (images.shape[2], images.shape[3])).to(images.device)
+        valid = torch.ones(len(images), layout.size, dtype=torch.bool, device=images.device)
         # Without a token that is no patch nothing is left of an empty picture.
-        self._needs_patches = dropper.layout.tokens == dropper.layout.size
+        empty = "mean" if layout.tokens == layout.size else None
         self._empty = replacement("mean", run.settings.forward_func, images)[0]
+        self.features = Features(
+            valid, "patch", "drop_tokens", run.settings.score, class_, labels, layout.grid, empty
+        )  # fmt: skip
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         batch, steps, _ = keep.shape
@@ -238,11 +241,12 @@ class _Dropped:
         for part in tqdm(parts, disable=not show_progress, leave=False):
             rows = torch.div(part, steps, rounding_mode="floor")
             inputs = self._run.of(rows)
-            if self._needs_patches and int(counts[part[0]]) == 0:
+            if self.features.empty and int(counts[part[0]]) == 0:
                 empty = Inputs((self._empty[rows],), inputs.is_tuple, inputs.key, inputs.others)
                 output = self._run.forward(empty)
             else:
-                output = self._dropper(inputs, flat[part])
+                with self._run.precision():
+                    output = self._dropper(inputs, flat[part])
             found[part] = self._run.values(output, rows)
         return found.view(batch, steps)
 
