@@ -246,14 +246,10 @@ def bound_of(
     Raises:
         ValueError: a perturber is given, and settings beside it.
     """
-    given = {"unit": unit, "baseline": baseline, "additional_forward_args": extra}
-    given = {name: value for name, value in given.items() if value is not None} | (
-        {"score": score} if score != "prob" else {}
-    )
-    if isinstance(forward_func, Bound):
-        given |= {} if target is None else {"target": target}
-    elif not isinstance(forward_func, Perturber):
+    if not isinstance(forward_func, (Bound, Perturber)):
         return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
-    if given:
-        raise ValueError(f"found a {type(forward_func).__name__.strip('_')} and {sorted(given)}; give these to it.")
+    settings = {"unit": unit, "baseline": baseline, "score": None if score == "prob" else score, "extra": extra}
+    settings["target"] = target if isinstance(forward_func, Bound) else None
+    if given := [name for name, value in settings.items() if value is not None]:
+        raise ValueError(f"found a perturber, and {', '.join(given)} beside it; expected them in the perturber.")
     return forward_func if isinstance(forward_func, Bound) else forward_func.bind(inputs, target)
