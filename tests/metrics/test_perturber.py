@@ -16,6 +16,7 @@ from xattr.metrics.features import feature_values, patch_labels, ranked
 from xattr.metrics.fills import blurred, replacement
 from xattr.metrics.road import imputed
 from xattr.trace import Inputs, UnsupportedModelError
+from xattr.trace.masked import TokenMasker
 from xattr.trace.shortened import TokenDropper
 
 
@@ -104,33 +105,33 @@ def test_dropping_nothing_changes_nothing_and_images_do_not_interact(name):
     assert relative_error(together, whole) > 1e-3
 
 
-class Masked(torch.nn.Module):
-    """A class-token ViT with the keys of removed patches masked."""
-
-    def __init__(self, vit, keep):
-        super().__init__()
-        self.vit, self.mask = vit, torch.cat([torch.ones(len(keep), 1, dtype=torch.bool), keep], 1)
-
-    def forward(self, x):
-        plain = F.scaled_dot_product_attention
-        try:
-            F.scaled_dot_product_attention = lambda q, k, v, **kw: plain(q, k, v, self.mask[:, None, None])
-            return self.vit(x)
-        finally:
-            F.scaled_dot_product_attention = plain
+SEEN_ONLY = ("ViT", "DeiT distilled", "DINOv2 with registers", "SigLIP", "CLIP")
+NOT_POOLED = {*(f"timm {name}" for name in SEEN_ONLY), "transformers ViT", "transformers DeiT"}
 
 
-def test_dropping_equals_masking_the_keys_on_a_class_token_model():
-    model, x, keep = tiny(), images(), some_patches()
+@pytest.mark.parametrize("name", FUSED)
+def test_dropping_equals_masking_the_keys_unless_the_head_pools_over_patches(name):
+    model, x = FUSED[name](), images()
+    if name not in NOT_POOLED:
+        with pytest.raises(UnsupportedModelError, match="that average over the patches"):
+            TokenMasker(model, Inputs.of(x))
+        return
+    mask = TokenMasker(model, Inputs.of(x))
+    # As many patches as the row says: masks need no rectangle.
+    keep = torch.cat([some_patches(1, kept=5), some_patches(1, kept=11)])
+    found = logits(mask(Inputs.of(x), keep))
+    for i in range(2):
+        alone = Inputs.of(x[i : i + 1])
+        wanted = logits(TokenDropper(model, alone)(alone, keep[i : i + 1]))
+        assert relative_error(found[i : i + 1], wanted) < 1e-5
     with torch.no_grad():
-        wanted = Masked(model, keep)(x)
-    assert relative_error(TokenDropper(model, Inputs.of(x))(Inputs.of(x), keep), wanted) < 1e-5
+        assert relative_error(found, logits(model(x))) > 1e-3
 
 
 def test_models_whose_tokens_cannot_leave_fall_back_and_say_so():
     options = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2)}
     swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **options).eval()
-    with pytest.raises(UnsupportedModelError, match="Dropping tokens"):
+    with pytest.raises(UnsupportedModelError, match="drop_tokens"):
         Perturber(swin, baseline="drop_tokens").bind(images(1, 64))
     assert Perturber(swin).bind(images(1, 64)).features.operator == "mean"
     assert Perturber(tiny(), unit="pixel").bind(images(1)).features.operator == "mean"

@@ -42,7 +42,8 @@ def replacement(baseline: Baseline, model: Any, images: Tensor) -> tuple[Tensor,
     if baseline == "blur":
         return blurred(images), "blur"
     raise ValueError(
-        f'baseline={baseline!r}; expected "drop_tokens", "mean", "black", "blur", "road", a number, or a tensor.'
+        f'baseline={baseline!r}; expected "drop_tokens", "mask_tokens", "mean", "black", "blur", "road", a number or a '
+        f"tensor."
     )
 
 

@@ -14,14 +14,17 @@ from tqdm import tqdm
 
 from ..trace import Inputs, Target, UnsupportedModelError, observe
 from ..trace.execution import PLAIN_EXECUTION
+from ..trace.masked import TokenMasker
 from ..trace.modules import ModuleWatch
 from ..trace.outputs import logits, resolve, select
 from ..trace.record import Layout
-from ..trace.shortened import TokenDropper
+from ..trace.shortened import TokenDropper, TokenRunner
 from .cost import peak_bytes
 from .features import Features, Score, Unit, patch_labels
 from .fills import Baseline, replacement
 from .road import imputed
+
+_RUNNERS: dict[str, type[TokenRunner]] = {kind.operator: kind for kind in (TokenDropper, TokenMasker)}
 
 
 @runtime_checkable
@@ -46,8 +49,9 @@ class Perturber:
         forward_func: a module or any callable.
         unit: "patch", "pixel", or the number of the feature of each pixel, `[H, W]` or `[B, H, W]` from 0; `None` for
             patches where the model has a grid of tokens, else pixels.
-        baseline: "drop_tokens" (patches leave the sequence), or what takes their place: "mean", "black", "blur",
-            "road", a number, a tensor; `None` for "drop_tokens" where that can be done, else "mean".
+        baseline: "drop_tokens" (patches leave the sequence), "mask_tokens" (no token sees them), or what takes their
+            place: "mean", "black", "blur", "road", a number, a tensor; `None` for "drop_tokens" where that can be done,
+            else "mean".
         score: softmax probability or logit of the class.
         additional_forward_args: what else the model takes.
         budget: bytes that one forward may hold; more examples go in several.
@@ -89,29 +93,27 @@ class Perturber:
         one = _Run(self, checked).of(torch.tensor([0]))
         with torch.no_grad():
             layout = observe(self.forward_func, one, self.additional_forward_args).record.layout
-        dropper = self._dropper(one)
+        runner = self._runner(one)
         labels, unit, grid = self._features(layout, checked.image)
         run = _Run(self, checked)
         run = dataclasses.replace(run, bytes_each=peak_bytes(lambda: run.forward(one)))
         run = dataclasses.replace(run, target=resolve(target, run.scores()))
         class_ = "predicted" if target is None else "given"
-        if dropper is not None:
-            return _Dropped(run, dropper, class_)
+        if runner is not None:
+            return _Shortened(run, runner, class_)
         return _Filled(run, labels, unit, grid, class_)
 
-    def _dropper(self, inputs: Inputs) -> TokenDropper | None:
-        asked = isinstance(self.baseline, str) and self.baseline == "drop_tokens"
+    def _runner(self, inputs: Inputs) -> TokenRunner | None:
+        kind = _RUNNERS.get(self.baseline) if isinstance(self.baseline, str) else None
         patches = self.unit is None or (isinstance(self.unit, str) and self.unit == "patch")
-        if asked and not patches:
-            raise ValueError('baseline="drop_tokens" removes patches; expected unit="patch" or None.')
-        if not (asked or self.baseline is None) or not patches:
-            return None
-        try:
-            return TokenDropper(self.forward_func, inputs, self.additional_forward_args)
-        except UnsupportedModelError:
-            if self.baseline is None:
-                return None
-            raise
+        if kind is not None and not patches:
+            raise ValueError(f'baseline="{kind.operator}" removes patches; expected unit="patch" or None.')
+        if kind is not None:
+            return kind(self.forward_func, inputs, self.additional_forward_args)
+        if self.baseline is None and patches:
+            with contextlib.suppress(UnsupportedModelError):
+                return TokenDropper(self.forward_func, inputs, self.additional_forward_args)
+        return None
 
     def _features(self, layout: Layout | None, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
         size = (images.shape[2], images.shape[3])
@@ -217,25 +219,25 @@ class _Filled:
         return found.view(batch, steps)
 
 
-class _Dropped:
-    """Removed patches are no longer in the sequence."""
+class _Shortened:
+    """Removed patches are no longer in the sequence, or no token sees them."""
 
-    def __init__(self, run: _Run, dropper: TokenDropper, class_: str) -> None:
-        images, layout = run.inputs.image, dropper.layout
-        self._run, self._dropper = run, dropper
+    def __init__(self, run: _Run, runner: TokenRunner, class_: str) -> None:
+        images, layout = run.inputs.image, runner.layout
+        self._run, self._runner = run, runner
         labels = patch_labels(layout.grid, (images.shape[2], images.shape[3])).to(images.device)
         valid = torch.ones(len(images), layout.size, dtype=torch.bool, device=images.device)
         # Without a token that is no patch nothing is left of an empty picture.
         empty = "mean" if layout.tokens == layout.size else None
         self._empty = replacement("mean", run.settings.forward_func, images)[0]
         self.features = Features(
-            valid, "patch", "drop_tokens", run.settings.score, class_, labels, layout.grid, empty
+            valid, "patch", runner.operator, run.settings.score, class_, labels, layout.grid, empty
         )  # fmt: skip
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         batch, steps, _ = keep.shape
         flat = keep.flatten(0, 1)
-        counts = flat.sum(1)
+        counts = flat.any(1).long() if self._runner.ragged else flat.sum(1)
         found = torch.empty(batch * steps, dtype=torch.float64, device=keep.device)
         parts = [part for n in counts.unique().tolist() for part in self._run.chunks((counts == n).nonzero()[:, 0])]
         for part in tqdm(parts, disable=not show_progress, leave=False):
@@ -246,7 +248,7 @@ class _Dropped:
                 output = self._run.forward(empty)
             else:
                 with self._run.precision():
-                    output = self._dropper(inputs, flat[part])
+                    output = self._runner(inputs, flat[part])
             found[part] = self._run.values(output, rows)
         return found.view(batch, steps)
 

@@ -1,4 +1,4 @@
-"""Running a column transformer on some of its tokens, without knowing the model.
+"""Running a column transformer on some of its tokens, without knowing the model: a shorter sequence.
 
 The tokens in front of the first block are what a pass has found. In a later forward the same operation is recognised by
 its name, the shape of its result and its number, and the tokens that are to go leave its result. Constants that stand
@@ -153,8 +153,8 @@ class Shortened(TorchFunctionMode):
             return tensor.gather(axis, kept.view(shape).expand(size))
 
 
-class TokenDropper:
-    """Runs a model on some of its patches.
+class TokenRunner:
+    """Runs a model on some of its patches; a kind says how the others are kept out, in `mode`.
 
     Args:
         forward_func: a module or any callable.
@@ -163,18 +163,24 @@ class TokenDropper:
 
     Attributes:
         layout: where the patches lie.
+        operator: what the kind is called in results.
+        ragged: whether rows may keep different numbers of patches.
 
     Raises:
         UnsupportedModelError: no column of attention blocks on one token sequence, or the tokens in front of the first
             block are made by no single operation.
     """
 
+    operator = ""
+    ragged = False
+
     def __init__(self, forward_func: Callable[..., Any], inputs: Inputs, extra: Any = None) -> None:
         self._forward, self._extra = forward_func, extra
         one = Inputs(tuple(t[:1] for t in inputs.tensors), inputs.is_tuple, inputs.key, inputs.others)
         with torch.no_grad():
             record = observe(forward_func, one, extra).record
-        self.layout = record.require_blocks("Dropping tokens")
+        self.layout = record.require_blocks(f"{self.operator!r}")
+        self._attentions = len(record.attentions)
         tokens = record.blocks[0].x
         calls = _Calls(tokens.value)
         if not tokens.swapped:
@@ -188,22 +194,35 @@ class TokenDropper:
 
         Args:
             inputs: images, `[B, C, H, W]`.
-            keep: boolean, `[B, P]`, as many in each row.
-
-        Raises:
-            ValueError: rows keep different numbers of patches.
+            keep: boolean, `[B, P]`; as many in each row, if the kind is not ragged.
         """
-        counts = keep.sum(1)
-        if bool((counts != counts[0]).any()):
-            raise ValueError(f"rows keep {sorted(set(counts.tolist()))} patches; expected as many in each.")
         whole = torch.ones(len(keep), self.layout.tokens, dtype=torch.bool, device=keep.device)
         whole[:, self.layout.patches] = keep
-        kept = whole.nonzero()[:, 1].view(len(keep), -1)
-        mode = Shortened(self._making, self.layout, kept)
-        return self._run(inputs, mode)
+        return self._run(inputs, self.mode(whole))
+
+    def mode(self, whole: Tensor) -> TorchFunctionMode:
+        """A mode in which only some tokens take part, boolean `[B, N]`."""
+        raise NotImplementedError
 
     def _run(self, inputs: Inputs, mode: TorchFunctionMode) -> Any:
         model = self._forward.module if isinstance(self._forward, torch.nn.DataParallel) else self._forward
         args, kwargs = inputs.arguments(tuple(t.clone() for t in inputs.tensors), self._extra)
         with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch(), mode:
             return model(*args, **kwargs)
+
+
+class TokenDropper(TokenRunner):
+    """The other patches leave the sequence."""
+
+    operator = "drop_tokens"
+
+    def mode(self, whole: Tensor) -> TorchFunctionMode:
+        """A forward on a shorter sequence.
+
+        Raises:
+            ValueError: rows keep different numbers of patches.
+        """
+        counts = whole.sum(1)
+        if bool((counts != counts[0]).any()):
+            raise ValueError(f"rows keep {sorted(set(counts.tolist()))} tokens; expected as many in each.")
+        return Shortened(self._making, self.layout, whole.nonzero()[:, 1].view(len(whole), -1))
