@@ -3,13 +3,14 @@
 An MLP of 512, 256 and 128 units (linear, LayerNorm, GELU) is trained together with each head: Adam at 3e-4, batches of
 128, pixels / 255, the last 6,000 training images for validation, patience 5, at most 50 epochs. One run is one result
 file; runs that have one are left out, and one that was killed goes on at its last epoch. Two to three minutes a run on
-one core. The table and the picture of all runs are written at the end.
+one core. The table of all runs and the profile of each LAYA head are written at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import tempfile
 import time
@@ -27,12 +28,13 @@ from ..trace.modules import in_evaluation_mode
 from ._parts import glorot
 from .mixing import MixingHead
 from .model import LayaModel
-from .profiles import profile
+from .profiles import Profile, profile
 from .training import fit
 
 WIDTHS = (512, 256, 128)
 SEEDS = (1337, 0, 1, 2, 3)
 VALIDATION = 6000
+MOMENTS = ("mean", "std", "half_width")
 WORK = Path(tempfile.gettempdir()) / "captum-xattr-training" / "laya"
 OPTIONS: dict[str, dict[str, Any]] = {
     "laya-paper": {},
@@ -156,9 +158,7 @@ def profiles(alpha: Tensor, labels: Tensor, predicted: Tensor) -> dict[str, Any]
         rounded = lambda t: [[None if v != v else round(v, 4) for v in row] for row in t.tolist()]
         found[which] = {
             "counts": one.counts.tolist(),
-            "mean": rounded(one.mean),
-            "std": rounded(one.std),
-            "half_width": rounded(one.half_width),
+            **{moment: rounded(getattr(one, moment)) for moment in MOMENTS},
         }
     return found
 
@@ -190,6 +190,19 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(path: Path) -> None:
+    """The depth profile of a result, beside it."""
+    from ..visualization import depth_profile
+
+    run = json.loads(path.read_text(encoding="utf-8"))
+    found = run["profiles"]["all"]
+    counts = torch.tensor(found["counts"])
+    mean, std, half = (torch.tensor([[math.nan if v is None else v for v in row] for row in found[k]]) for k in MOMENTS)
+    shown = Profile(("all", *FASHION_CLASSES), counts, mean, std, half, "label", "all")
+    title = f"{path.stem}: mean attention to each layer, {int(counts[0]):,} test images"
+    depth_profile(shown, layers=["512 units", "256 units", "128 units"], title=title).savefig(path.with_suffix(".png"))
+
+
 def main() -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(prog="python -m xattr.heads.reproduce", description=(__doc__ or "").split("\n")[0])
@@ -210,6 +223,8 @@ def main() -> None:
             result = run(head, seed, chosen.folder, work=chosen.work, epochs=chosen.epochs, limit=chosen.limit)
             print(f"{head}-{seed}: accuracy {result['accuracy']:.4f}", flush=True)
     (chosen.folder / "README.md").write_text(table(chosen.folder), encoding="utf-8")
+    for path in chosen.folder.glob("laya-*.json"):
+        draw(path)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,16 @@ def depth_profile(
         >>> depth_profile(profile(alpha, labels, labels)).axes[0].get_ylabel()
         'true class (images)'
     """
-    from ._canvas import Picture
+    from ._canvas import TITLE, Picture, wrap
 
     mean, half = profile.mean.numpy(), profile.half_width.numpy()
     rows, depth = mean.shape
     known = mean[np.isfinite(mean)]
     limit = float(np.abs(known).max()) if len(known) else 1.0
     low, colours = (-limit, "RdBu_r") if len(known) and known.min() < 0 else (0.0, "Reds")
-    figure = Picture(figsize=(2.4 + 0.62 * depth, 1.3 + 0.36 * rows), layout="constrained")
+    names = [str(i + 1) for i in range(depth)] if layers is None else list(layers)
+    width = 2.4 + 0.62 * depth
+    figure = Picture(figsize=(width, 1.3 + 0.36 * rows), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(mean, cmap=colours, vmin=low, vmax=limit or 1.0, aspect="auto")
     for i, count in enumerate(profile.counts.tolist()):
@@ -56,12 +58,13 @@ def depth_profile(
             dark = not grey and abs(mean[i, j]) > 0.6 * limit
             axes.text(j, i, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
     axes.axhline(0.5, color="black", linewidth=1)
-    axes.set_xticks(range(depth), list(layers) if layers is not None else [str(i + 1) for i in range(depth)])
+    axes.set_xticks(range(depth), names, rotation=90 if max(map(len, names)) > 6 else 0)
     axes.set_yticks(
         range(rows), [f"{name} ({n})" for name, n in zip(profile.names, profile.counts.tolist(), strict=True)]
     )
     axes.set_xlabel("layer")
     axes.set_ylabel("true class (images)" if profile.by == "label" else "predicted class (images)")
-    axes.set_title(title or f"{profile.which} images; grey: fewer than {few}", fontsize=9)
+    heading = title or f"{profile.which} images; grey: fewer than {few}"
+    figure.suptitle(wrap(heading, 0.85 * width), fontsize=TITLE, parse_math=False)
     figure.colorbar(image, ax=axes)
     return figure
