@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _ablation_data as data
 import _ablation_tables as tables
+import _data as data
 import numpy as np
 import scipy.stats
 import timm

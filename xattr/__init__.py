@@ -17,7 +17,7 @@ from ._name_guard import refuse_foreign_files
 refuse_foreign_files()
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attr", "datasets", "demo", "loading", "metrics", "photo", "rules", "trace", "visualization"]
+__all__ = ["__version__", "attr", "datasets", "demo", "heads", "loading", "metrics", "photo", "rules", "trace", "visualization"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,15 @@
 """Numbers about explanations: faithfulness, localisation, segmentation, complexity, and which differences are real.
 
-`xattr.metrics.layers` has the metrics of heads over layers.
+`xattr.metrics.layers` has the metrics of heads over layers; `Metric`, over many batches, needs torchmetrics.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from .complexity import effective_size, entropy, gini
 from .cost import cost_in_forwards, count_flops, peak_bytes
 from .curves import Curve, CurvePair, Protocol, deletion, insertion, insertion_deletion
 from .faithfulness import leave_one_out, saco, sensitivity_n, violations
-from .features import Features
+from .features import Features, patch_labels
 from .localisation import (
     average_precision,
     boxes_as_masks,
@@ -19,6 +21,7 @@ from .localisation import (
 )
 from .perturber import Bound, Perturber
 from .ranking import auroc
+from .remembered import Remembered
 from .segmentation import SegmentationScores, segmentation_scores
 from .statistics import (
     Difference,
@@ -31,16 +34,22 @@ from .statistics import (
     summary_table,
 )
 
+if TYPE_CHECKING:
+    from .stateful import METRICS, Metric
+
 __all__ = [
+    "METRICS",
     "Bound",
     "Curve",
     "CurvePair",
     "Difference",
     "Features",
     "Interval",
+    "Metric",
     "Perturber",
     "Protocol",
     "Ranks",
+    "Remembered",
     "SegmentationScores",
     "auroc",
     "average_precision",
@@ -60,6 +69,7 @@ __all__ = [
     "insertion_deletion",
     "leave_one_out",
     "paired_differences",
+    "patch_labels",
     "peak_bytes",
     "pointing",
     "rank_methods",
@@ -70,3 +80,11 @@ __all__ = [
     "top_k_intersection",
     "violations",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("METRICS", "Metric"):
+        from . import stateful
+
+        return getattr(stateful, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
