@@ -9,6 +9,7 @@ import captum.attr
 import torch
 from captum.log import log_usage
 from torch import Tensor
+from tqdm import tqdm
 
 from ..trace import Inputs, Target, gradients, observe
 from ..trace.outputs import resolve, select
@@ -58,30 +59,38 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
         method: str = "gausslegendre",
         internal_batch_size: int | None = 32,
         return_convergence_delta: bool = False,
+        *,
+        show_progress: bool = False,
     ) -> Any:
         """Explain one class for each image.
 
         Args:
             inputs: a tensor `[B, ...]`, a tuple of them, or the mapping of a Hugging Face processor.
-            baselines: where the path begins: number, tensor `[B, ...]` or `[1, ...]`, tuple of them; `None` is 0.
+            baselines: where the path begins: number, tensor `[B, ...]` or `[1, ...]`, tuple of them; or "mean", "black"
+                (in pixel space) or "blur", as in `xattr.metrics.deletion`; `None` is 0.
             target: class index, or one for each image; `None` explains the predicted class.
             additional_forward_args: what else the model takes; tensors of batch size are split along.
             n_steps: points of the path.
             method: rule of integration, as in Captum.
             internal_batch_size: most images in one forward; `None` is 32 too.
             return_convergence_delta: return the completeness error `sum - (f(x) - f(baseline))`, `[B]`, as well.
+            show_progress: whether to draw a progress bar.
 
         Returns:
             Attributions in the shape of the inputs, and the delta on request.
 
         Raises:
             TargetError: the target names no output.
-            ValueError: `internal_batch_size` below 1.
+            ValueError: `internal_batch_size` below 1, no baseline of that name, or nothing says what black is.
         """
         size = 32 if internal_batch_size is None else internal_batch_size
         if size < 1:
             raise ValueError(f"internal_batch_size={size}; expected at least 1.")
         checked = Inputs.of(inputs)
+        if isinstance(baselines, str):
+            from ..metrics.fills import replacement  # loads what no other use of this class needs
+
+            baselines = replacement(baselines, self.forward_func, checked.image)[0]
         if checked.key is not None:
             bound = type(self)(_for_image(self.forward_func, checked), self.multiplies_by_inputs)
             return bound.attribute(
@@ -93,12 +102,13 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
                 method,
                 size,
                 return_convergence_delta,
+                show_progress=show_progress,
             )
         count = len(checked.tensors[0])
         scores = _scores(self.forward_func, checked.tensors, additional_forward_args, size)
         target = resolve(target, scores)
         total: list[tuple[Tensor, ...]] = []
-        for part in chunks(count, size):
+        for part in tqdm(list(chunks(count, size)), disable=not show_progress, leave=False):
             tensors, starts, wanted, extra = (
                 _take(value, part, count) for value in (checked.tensors, baselines, target, additional_forward_args)
             )
@@ -113,7 +123,7 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
         result = result if checked.is_tuple else result[0]
         if not return_convergence_delta:
             return result
-        return result, self.compute_convergence_delta(result, baselines, inputs, target, additional_forward_args)
+        return result, self._delta(result, baselines, inputs, target, additional_forward_args, size)
 
     def compute_convergence_delta(
         self,
@@ -124,6 +134,11 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
         additional_forward_args: Any = None,
     ) -> Tensor:
         """Completeness error of each image, `sum(attributions) - (f(end) - f(start))`, `[B]`."""
+        return self._delta(attributions, start_point, end_point, target, additional_forward_args, 32)
+
+    def _delta(
+        self, attributions: Any, start_point: Any, end_point: Any, target: Target, extra: Any, size: int
+    ) -> Tensor:
         attributions = attributions if isinstance(attributions, tuple) else (attributions,)
         ends = Inputs.of(end_point)
         starts = start_point if isinstance(start_point, tuple) else (start_point,) * len(ends.tensors)
@@ -131,9 +146,7 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
             torch.zeros_like(end) if start is None else torch.zeros_like(end) + start
             for start, end in zip(starts, ends.tensors, strict=True)
         )
-        scores, origin = (
-            _scores(self.forward_func, tensors, additional_forward_args, 32) for tensors in (ends.tensors, from_)
-        )
+        scores, origin = (_scores(self.forward_func, tensors, extra, size) for tensors in (ends.tensors, from_))
         target = resolve(target, scores)
         total = sum(part.flatten(1).sum(1) for part in attributions)
         return total - (select(scores, target) - select(origin, target))  # type: ignore[return-value]
