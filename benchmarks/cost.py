@@ -1,16 +1,18 @@
 """What explanations cost beside one forward and backward: seconds and memory as ratios, measured in one run.
 
 ``python benchmarks/cost.py`` explains one image with timm's ViT-B/16 (random weights) on one thread. Every method takes
-turns with a plain forward and backward to the pixels (frozen weights, fused attention), and the median of the ratios is
-printed. FLOPs are counted.
+turns with a plain forward and backward to the pixels (frozen weights, fused attention); the median of the ratios of CPU
+seconds is taken. FLOPs and peak bytes are counted. The table goes to ``docs/evidence/cost``.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import captum.attr
@@ -18,8 +20,12 @@ import timm
 import torch
 from torch import Tensor
 
+import xattr
 from xattr import attr
-from xattr.metrics import count_flops
+from xattr.metrics import count_flops, peak_bytes
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "cost" / "README.md"
+SALIENCY, GRADIENTS = "Captum Saliency", "Captum IntegratedGradients, 50 steps"
 
 
 def plain(model: Any, x: Tensor) -> Any:
@@ -30,7 +36,7 @@ def plain(model: Any, x: Tensor) -> Any:
 
 METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
     "forward and backward": plain,
-    "Captum Saliency": lambda m, x: captum.attr.Saliency(m).attribute(x, target=1),
+    SALIENCY: lambda m, x: captum.attr.Saliency(m).attribute(x, target=1),
     "AttentionRollout": lambda m, x: attr.AttentionRollout(m).attribute(x, target=1),
     "GradCam": lambda m, x: attr.GradCam(m, "blocks.11.norm1").attribute(x, target=1),
     "GradientXToken": lambda m, x: attr.GradientXToken(m).attribute(x, target=1),
@@ -38,7 +44,7 @@ METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
     "GradSkip, DEFAULT": lambda m, x: attr.GradSkip(m).attribute(x, target=1),
     "LRP, attnlrp": lambda m, x: attr.LRP(m).attribute(x, target=1, rule="attnlrp"),
     "LRP, gamma": lambda m, x: attr.LRP(m).attribute(x, target=1, rule="gamma"),
-    "Captum IntegratedGradients, 50": lambda m, x: captum.attr.IntegratedGradients(m).attribute(
+    GRADIENTS: lambda m, x: captum.attr.IntegratedGradients(m).attribute(
         x, target=1, n_steps=50, internal_batch_size=10
     ),
 }
@@ -54,26 +60,53 @@ def setting() -> tuple[Any, Tensor]:
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     function()
-    return time.perf_counter() - began
+    return time.process_time() - began
+
+
+def gflop(function: Callable[[], Any]) -> str:
+    try:
+        return f"{count_flops(function) / 1e9:.1f}"
+    except RuntimeError:  # torch's counter cannot watch a leaf, which Captum hands over
+        return ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
     model, x = setting()
-    print(f"{'method':32} GFLOP  seconds, of forward and backward")
+    base = lambda: plain(model, x)
+    base()
+    lines, bytes_, times = [], {}, {}
     for name, run in METHODS.items():
-        run(model, x)
-        count = 1 if "50" in name else rounds
-        ratios = [seconds(lambda: run(model, x)) / seconds(lambda: plain(model, x)) for _ in range(count)]  # noqa: B023
-        try:
-            flops = count_flops(lambda: run(model, x)) / 1e9  # noqa: B023
-        except RuntimeError:  # torch's counter cannot watch a leaf, which Captum hands over
-            flops = float("nan")
-        print(f"{name:32} {flops:5.0f}  {statistics.median(ratios):32.2f}", flush=True)
+        one = lambda run=run: run(model, x)
+        one()
+        times[name] = statistics.median(seconds(one) / seconds(base) for _ in range(1 if name == GRADIENTS else rounds))
+        bytes_[name] = peak_bytes(one)
+        print(f"{name}: {times[name]:.2f}", flush=True)
+    for name, run in METHODS.items():
+        ratios = (times[name], times[name] / times[SALIENCY], times[GRADIENTS] / times[name])
+        memory = bytes_[name] / bytes_["forward and backward"]
+        cells = [name, gflop(lambda run=run: run(model, x)), *(f"{r:.2f}" for r in ratios), f"{memory:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    FILE.write_text(
+        f"""# Cost
+
+One image, timm's ViT-B/16 with random weights, one CPU thread; CPU seconds as the median ratio to a forward and
+backward to the pixels that took turns with the method. Peak: most bytes of tensors alive at once, counted. Machines
+differ; the counts (GFLOP, peak) do not. Made by `python benchmarks/cost.py` (xattr {xattr.__version__}, torch
+{torch.__version__}, timm {timm.__version__}, captum {captum.__version__}, {platform.machine()}).
+
+| method | GFLOP | seconds / fwd and bwd | seconds / Saliency | IG's seconds / seconds | peak / fwd and bwd |
+|---|---|---|---|---|---|
+"""
+        + "\n".join(lines)
+        + "\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

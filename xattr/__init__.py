@@ -17,7 +17,20 @@ from ._name_guard import refuse_foreign_files
 refuse_foreign_files()
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attr", "datasets", "demo", "heads", "loading", "metrics", "photo", "rules", "trace", "visualization"]
+_ROOMS = (
+    "attr",
+    "datasets",
+    "demo",
+    "heads",
+    "loading",
+    "metrics",
+    "photo",
+    "rules",
+    "testing",
+    "trace",
+    "visualization",
+)
+__all__ = ["__version__", *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:

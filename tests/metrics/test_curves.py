@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import images, tiny
+from xattr import metrics
 from xattr.attr import GradSkip
 from xattr.metrics import Perturber, count_flops, deletion, insertion, insertion_deletion
 from xattr.metrics.curves import Protocol
@@ -111,6 +112,25 @@ def test_images_with_different_numbers_of_regions():
     assert set(found.curve[1].tolist()) == {10.0, 3.0, 0.0}
     alone = deletion(SUMS, x[1:], x[1:], 0, unit=labels[1], baseline=0, score="logit")
     assert alone.value.tolist() == found.value[1:].tolist() == [(6.5 + 1.5) / 2]
+
+
+def test_nothing_depends_on_how_many_regions_the_other_images_have():
+    coarse = torch.arange(16).view(4, 4) // 4
+    labels = torch.stack([coarse % 3, torch.arange(16).view(4, 4)])
+    model, x = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)), torch.rand(2, 1, 4, 4)
+    flat = torch.ones(2, 1, 4, 4)  # all features tie
+    rough = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for maps in (flat, rough):
+        both = insertion_deletion(model, x, maps, 1, unit=labels, baseline=0, steps=16)
+        alone = insertion_deletion(model, x[:1], maps[:1], 1, unit=labels[0], baseline=0, steps=16)
+        for side in ("deletion", "insertion"):
+            of_both, of_one = getattr(both, side), getattr(alone, side)
+            for number in ("value", "inner", "ties"):
+                assert torch.allclose(getattr(of_both, number)[:1], getattr(of_one, number), atol=1e-6)
+        for metric in (metrics.leave_one_out, metrics.saco, metrics.violations, metrics.sensitivity_n):
+            together = metric(model, x, maps, 1, unit=labels, baseline=0)[:1].double()
+            single = metric(model, x[:1], maps[:1], 1, unit=labels[0], baseline=0).double()
+            assert torch.allclose(together, single, atol=1e-6, equal_nan=True)
 
 
 def test_a_pair_on_vit_b_costs_about_29_forwards():

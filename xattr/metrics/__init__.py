@@ -19,7 +19,7 @@ from .localisation import (
     pointing,
     top_k_intersection,
 )
-from .perturber import Bound, Perturber
+from .perturber import Binds, Bound, Perturber
 from .ranking import auroc
 from .remembered import Remembered
 from .segmentation import SegmentationScores, segmentation_scores
@@ -33,12 +33,14 @@ from .statistics import (
     rank_methods,
     summary_table,
 )
+from .text import TokenPerturber
 
 if TYPE_CHECKING:
     from .stateful import METRICS, Metric
 
 __all__ = [
     "METRICS",
+    "Binds",
     "Bound",
     "Curve",
     "CurvePair",
@@ -51,6 +53,7 @@ __all__ = [
     "Ranks",
     "Remembered",
     "SegmentationScores",
+    "TokenPerturber",
     "auroc",
     "average_precision",
     "bootstrap_interval",

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..trace import Target
 from .features import Features, Score, Unit, ranked
 from .fills import Baseline
-from .perturber import Bound, Perturber
+from .perturber import Binds, Bound, Perturber
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Protocol:
 
     Attributes:
         metric: its name.
-        unit: what was removed: "patch", "pixel", "region" or "layer".
+        unit: what was removed: "patch", "pixel", "region", "token" or "layer".
         operator: how: "drop_tokens", "mean", "black", "blur", "road", ...
-        score: "prob" or "logit".
+        score: what was measured: "prob", "logit", ...
         steps: number of steps behind the first point.
         class_: "predicted" or "given".
         images: number of images.
@@ -47,7 +47,7 @@ class Curve:
     Attributes:
         value: area for each image, divided by the range of fractions, `[B]`.
         inner: area without the point at which nothing is kept, divided likewise: what `value` is where that point is
-            measured by another operator (`protocol.empty`), which makes the curve jump.
+            measured by another operator (`protocol.empty`), which makes the curve jump. NaN for one step.
         curve: scores, `[B, S + 1]`.
         fractions: share of features removed (deletion) or kept (insertion), 0 and 1 included, `[B, S + 1]`.
         ties: share of features whose value is that of another, `[B]`.
@@ -85,7 +85,7 @@ class CurvePair:
 
 
 def deletion(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -135,7 +135,7 @@ def deletion(
 
 
 def insertion(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -157,7 +157,7 @@ def insertion(
 
 
 def insertion_deletion(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -187,8 +187,7 @@ def _curves(
     bound = bound_of(forward_func, inputs, target, unit, baseline, score, extra, seed)
     features = bound.features
     values = features.values(attributions)
-    # Features that an image does not have come last and are never counted.
-    order, ties = ranked(values.masked_fill(~features.valid, -torch.inf), seed)
+    order, ties = ranked(values, seed, features.valid)
     rank = order.argsort(1)
     sizes = features.valid.sum(1)
     steps = min(steps, int(sizes.max()))
@@ -202,18 +201,19 @@ def _curves(
         scores = bound.score(torch.cat([~first, first[:, 1:-1]], 1), show_progress)
         gone, come = scores[:, : steps + 1], scores[:, steps + 1 :]
         curves = {"deletion": gone, "insertion": torch.cat([gone[:, -1:], come, gone[:, :1]], 1)}
-    fractions = (number / sizes[:, None]).double()
+    fractions = number.double() / sizes[:, None]
     return {name: _curve(name, curve, fractions, ties, features) for name, curve in curves.items()}
 
 
 def _curve(name: str, curve: Tensor, fractions: Tensor, ties: Tensor, features: Features) -> Curve:
     steps, insertion = curve.shape[1] - 1, name == "insertion"
-    kept = slice(1, None) if insertion else slice(None, -1)
-    width = fractions[:, kept][:, -1] - fractions[:, kept][:, 0]
-    inner = torch.trapezoid(curve[:, kept], fractions[:, kept], dim=1)
+    # Of few features some fractions come twice, so that the empty picture may be more than one point.
+    empty = fractions == (0 if insertion else 1)
+    between = fractions.diff(dim=1).masked_fill(empty[:, 1:] | empty[:, :-1], 0)
+    width, area = between.sum(1), (between * (curve[:, 1:] + curve[:, :-1]) / 2).sum(1)
     return Curve(
         value=torch.trapezoid(curve, fractions, dim=1),
-        inner=torch.where(width > 0, inner / width.where(width > 0, 1), curve[:, kept][:, 0]),
+        inner=torch.where(width > 0, area / width.where(width > 0, 1), torch.nan),
         curve=curve,
         fractions=fractions,
         ties=ties,
@@ -232,7 +232,7 @@ def _curve(name: str, curve: Tensor, fractions: Tensor, ties: Tensor, features: 
 
 
 def bound_of(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     target: Target,
     unit: Unit,
@@ -246,7 +246,7 @@ def bound_of(
     Raises:
         ValueError: a perturber is given, and settings beside it.
     """
-    if not isinstance(forward_func, (Bound, Perturber)):
+    if not isinstance(forward_func, (Bound, Binds)):
         return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
     settings = {"unit": unit, "baseline": baseline, "score": None if score == "prob" else score, "extra": extra}
     settings["target"] = target if isinstance(forward_func, Bound) else None

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..trace import Target
 from .curves import bound_of
-from .features import Score, Unit, ranked
+from .features import Score, Unit, draws, ranked
 from .fills import Baseline
-from .perturber import Bound, Perturber
+from .perturber import Binds, Bound
 from .ranking import rank_correlation
 
 
 def leave_one_out(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -59,7 +59,7 @@ def leave_one_out(
 
 
 def violations(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -81,7 +81,7 @@ def violations(
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
     features = bound.features
     values = features.values(attributions).masked_fill(~features.valid, 0)
-    first = ranked(values.abs())[0][:, :1]
+    first = ranked(values.abs(), valid=features.valid)[0][:, :1]
     keep = features.valid[:, None].repeat(1, 2, 1)
     keep[:, 1].scatter_(1, first, False)
     scores = bound.score(keep)
@@ -89,7 +89,7 @@ def violations(
 
 
 def sensitivity_n(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -133,22 +133,20 @@ def sensitivity_n(
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
     features = bound.features
     values = features.values(attributions).masked_fill(~features.valid, 0)
-    generator = torch.Generator().manual_seed(seed)
-    counts = [max(1, round(size * features.count)) for size in sizes]
-    sets = torch.stack(
-        [torch.randperm(features.count, generator=generator) < n for n in counts for _ in range(samples)]
-    )
-    gone = sets.to(values.device)[None] & features.valid[:, None]
+    keys = torch.from_numpy(draws(features.count, len(sizes) * samples, seed)).to(values.device).mT
+    rank = keys.masked_fill(~features.valid[:, None], torch.inf).argsort(2).argsort(2)  # [B, sets, F]
+    counts = torch.tensor(sizes, device=values.device) * features.valid.sum(1, keepdim=True)
+    gone = rank < counts.round().clamp_min(1).repeat_interleave(samples, 1)[..., None]
     scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~gone], 1), show_progress)
-    drops = (scores[:, :1] - scores[:, 1:]).unflatten(1, (len(counts), samples))
-    sums = (gone * values[:, None]).sum(2).unflatten(1, (len(counts), samples))
+    drops = (scores[:, :1] - scores[:, 1:]).unflatten(1, (len(sizes), samples))
+    sums = (gone * values[:, None]).sum(2).unflatten(1, (len(sizes), samples))
     a, b = (t - t.mean(2, keepdim=True) for t in (sums, drops))
     size = (a.square().sum(2) * b.square().sum(2)).sqrt()
     return ((a * b).sum(2) / torch.where(size > 0, size, torch.nan)).nanmean(1)
 
 
 def saco(
-    forward_func: Callable[..., Any] | Perturber | Bound,
+    forward_func: Callable[..., Any] | Binds | Bound,
     inputs: Any,
     attributions: Tensor,
     target: Target = None,
@@ -170,7 +168,7 @@ def saco(
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
     features = bound.features
     values = features.values(attributions)
-    order, _ = ranked(values.masked_fill(~features.valid, -torch.inf))
+    order, _ = ranked(values, valid=features.valid)
     rank, sizes = order.argsort(1), features.valid.sum(1, keepdim=True)
     group = torch.div(rank * groups, sizes, rounding_mode="floor")
     members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & features.valid[:, None]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 Unit: TypeAlias = "Literal['patch', 'pixel'] | Tensor | None"
-Score = Literal["prob", "logit"]
+Score = Literal["prob", "logit", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Features:
         valid: which of the F features an example has, boolean, `[B, F]`.
         unit: what they are: "patch", "pixel", "region", "token" or "layer".
         operator: how they are removed: "drop_tokens", "mean", "black", "blur", "road", ...
-        score: "prob" or "logit".
+        score: what is measured: "prob", "logit", ...
         class_: "predicted" or "given".
         labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`; `None` where features are no pixels.
         grid: of the patches, if these are the features.
@@ -93,25 +96,32 @@ def feature_values(maps: Tensor, labels: Tensor, count: int, grid: tuple[int, in
         return values.flatten(1)
     size = labels.shape[-2:]
     if tuple(values.shape[2:]) != tuple(size):
-        values = torch.nn.functional.interpolate(values, size=tuple(size), mode="bilinear")
+        values = F.interpolate(values, size=tuple(size), mode="bilinear")
     index = labels.expand(len(values), *size).flatten(1)
     total = torch.zeros(len(values), count, dtype=values.dtype, device=values.device)
     pixels = torch.zeros_like(total).scatter_add(1, index, torch.ones_like(values.flatten(1)))
     return total.scatter_add(1, index, values.flatten(1)) / pixels.clamp_min(1)
 
 
-def ranked(values: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+def ranked(values: Tensor, seed: int = 0, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Features by value, highest first, `[B, F]`, and the share of features that are tied, `[B]`.
 
-    Ties are broken at random, in the same way for every image, so that nothing depends on the batch.
+    Ties are broken at random, in the same way for every example. Features that an example does not have come last and
+    do not count, so that nothing depends on how many the others have.
     """
-    count = values.shape[1]
-    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(values.device)
+    valid = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
+    values = values.masked_fill(~valid, -torch.inf)
+    shuffled = torch.from_numpy(draws(values.shape[1], 1, seed)[:, 0].argsort()).to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    sorted_ = values.gather(1, order)
-    same = sorted_[:, 1:] == sorted_[:, :-1]
-    padded = torch.nn.functional.pad(same, (1, 1))
-    return order, (padded[:, 1:] | padded[:, :-1]).double().mean(1)
+    sorted_, counted = values.gather(1, order), valid.gather(1, order)
+    same = F.pad((sorted_[:, 1:] == sorted_[:, :-1]) & counted[:, 1:], (1, 1))
+    tied = (same[:, 1:] | same[:, :-1]) & counted
+    return order, tied.double().sum(1) / counted.sum(1)
+
+
+def draws(count: int, samples: int, seed: int) -> NDArray[np.float64]:
+    """Random numbers, `[count, samples]`; those of the first features do not depend on the count."""
+    return np.random.RandomState(seed).random_sample((count, samples))
 
 
 def finite(values: Tensor) -> Tensor:

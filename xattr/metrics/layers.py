@@ -97,7 +97,7 @@ def leave_one_layer_out(head: MixingHead, features: Sequence[Tensor], *, protoco
         TypeError: the head does not mix layers.
         ValueError: features, labels or logits do not fit the head or the protocol.
     """
-    effects = Ablation(head, features, protocol, labels, reference, seed).each()
+    effects = Ablation.of(head, features, protocol, labels, reference, seed).each()
     return effects.abs() if protocol.sign == "abs" else effects
 
 
@@ -109,7 +109,7 @@ def layer_faithfulness(head: MixingHead, features: Sequence[Tensor], scores: Ten
     The other arguments are of that function; `seed` is of the bootstrap too. With L = 3 and no ties each value is one
     of 1, 0.5, -0.5 and -1; below that a warning says how little it can be.
     """
-    ablation = Ablation(head, features, protocol, labels, reference, seed)
+    ablation = Ablation.of(head, features, protocol, labels, reference, seed)
     _warn_of_few(head)
     return _faithfulness(ablation.each(), ablation.checked(scores), protocol, seed)
 
@@ -123,7 +123,7 @@ def layer_deletion(head: MixingHead, features: Sequence[Tensor], scores: Tensor,
     more a random order decides. The other arguments are those of `leave_one_layer_out`; `seed` is of that order and of
     random draws too. Cost: a mixture for each of up to 500 subsets. A k outside 1 to L is a `ValueError`.
     """
-    ablation = Ablation(head, features, protocol, labels, reference, seed)
+    ablation = Ablation.of(head, features, protocol, labels, reference, seed)
     given, layers, rng = ablation.checked(scores), len(head.widths), np.random.RandomState(seed)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= layers:
         raise ValueError(f"k={k!r}; expected a whole number of layers, 1 to {layers}.")
@@ -153,7 +153,7 @@ def layer_table(head: MixingHead, features: Sequence[Tensor], attributions: Mapp
     rows = [["attribution"], ["---"], *([name.replace("|", "\\|")] for name in attributions)]
     rows += [["random"], ["oracle"], ["depth prior"]]
     for protocol in protocols:
-        ablation = Ablation(head, features, protocol, labels, reference, seed)
+        ablation = Ablation.of(head, features, protocol, labels, reference, seed)
         effects = ablation.each()
         depth = torch.arange(effects.shape[1]).double().expand_as(effects)
         ranked = effects.abs() if protocol.sign == "abs" else effects

@@ -1,0 +1,118 @@
+"""The model on some rows of the examples: what perturbers of pictures and of text share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..trace import Inputs, Target
+from ..trace.execution import PLAIN_EXECUTION
+from ..trace.modules import ModuleWatch
+from ..trace.outputs import logits, resolve, select
+from .cost import peak_bytes
+from .features import Score
+
+
+@dataclass(frozen=True)
+class Run:
+    """Calls of the model on perturbed examples, as many at once as fit into the budget.
+
+    A score or a batch size that is none of its choices is a `ValueError`.
+
+    Attributes:
+        forward_func: as are `score`, `budget`, `internal_batch_size` and `autocast`, the setting of the perturber.
+        inputs: all examples as they are.
+        extra: what else the model takes.
+        bytes_each: that one example needs.
+        target: the classes, as `select` takes them.
+    """
+
+    forward_func: Callable[..., Any]
+    inputs: Inputs
+    extra: Any
+    score: Score
+    budget: int
+    internal_batch_size: int | None
+    autocast: torch.dtype | None
+    bytes_each: int = 0
+    target: Any = None
+
+    def __post_init__(self) -> None:
+        if self.score not in ("prob", "logit"):
+            raise ValueError(f'score={self.score!r}; expected "prob" or "logit".')
+        if self.internal_batch_size is not None and self.internal_batch_size < 1:
+            raise ValueError(f"internal_batch_size={self.internal_batch_size!r}; expected 1 or more, or None.")
+
+    def bound(self, target: Target) -> Run:
+        """With the bytes of one example measured, and the classes checked or predicted."""
+        one = self.of(torch.tensor([0]))
+        run = dataclasses.replace(self, bytes_each=peak_bytes(lambda: self.forward(one)))
+        return dataclasses.replace(run, target=resolve(target, run.scores()))
+
+    def of(self, rows: Tensor) -> Inputs:
+        """The inputs of some examples, repeated as asked."""
+        first = self.inputs.tensors[0]
+        others = {
+            k: v[rows] if isinstance(v, Tensor) and v.ndim and len(v) == len(first) else v
+            for k, v in self.inputs.others.items()
+        }
+        return Inputs((first[rows],), self.inputs.is_tuple, self.inputs.key, others)
+
+    def scores(self) -> Tensor:
+        """Of the examples as they are, `[B, ...]`."""
+        first = self.inputs.tensors[0]
+        rows = torch.arange(len(first), device=first.device)
+        return torch.cat([logits(self.forward(self.of(part)), len(part)) for part in self.chunks(rows)])
+
+    def each(self, groups: Tensor, output: Callable[[Tensor, Tensor], Any], show_progress: bool) -> Tensor:
+        """The explained number of each example and step, `[B, S]` in float64.
+
+        Args:
+            groups: whole numbers, `[B, S]`; only steps of one group go into one forward.
+            output: of the model, from the numbers of steps, flattened, and the rows of the examples they are of.
+            show_progress: whether to draw a progress bar.
+        """
+        found = torch.empty(groups.shape, dtype=torch.float64, device=groups.device)
+        flat, steps = groups.flatten(), groups.shape[1]
+        parts = [part for n in flat.unique().tolist() for part in self.chunks((flat == n).nonzero()[:, 0])]
+        for part in tqdm(parts, disable=not show_progress, leave=False):
+            rows = torch.div(part, steps, rounding_mode="floor")
+            found.view(-1)[part] = self.values(output(part, rows), rows)
+        return found
+
+    def values(self, output: Any, rows: Tensor) -> Tensor:
+        """The explained number of each row, `[n]` in float64."""
+        scores = logits(output, len(rows)).double()
+        target = self.target
+        if isinstance(target, Tensor):
+            target = target[rows]
+        elif isinstance(target, list):
+            target = [target[int(i)] for i in rows]
+        if self.score == "prob" and scores.ndim > 1 and scores.shape[1] > 1:
+            scores = scores.softmax(1)
+        return select(scores, target)
+
+    def chunks(self, rows: Tensor) -> Iterator[Tensor]:
+        """Rows that fit into the budget at once."""
+        fit = self.budget // max(1, self.bytes_each)
+        return iter(rows.split(max(1, min(fit, self.internal_batch_size or fit))))
+
+    def forward(self, inputs: Inputs) -> Any:
+        """The model in evaluation mode, without gradients."""
+        model = self.forward_func
+        model = model.module if isinstance(model, torch.nn.DataParallel) else model
+        args, kwargs = inputs.arguments(inputs.tensors, self.extra)
+        with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch():
+            return model(*args, **kwargs)
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """The autocast that was asked for."""
+        device = self.inputs.tensors[0].device.type
+        return torch.autocast(device, self.autocast) if self.autocast else contextlib.nullcontext()
