@@ -93,9 +93,10 @@ def write(folder: Path, default: str) -> None:
     for name, run in tuning.items():
         lines += ["", f"### {NAMES[name]} (tuning; difference to A)", ""]
         lines += grid(run, [*CANDIDATES, *OTHERS], 0, True)
-    for base in ("A", "+ reads"):
-        lines += ["", f"## Every single change of {base}: difference to {'A' if base == 'A' else 'A, too'}", ""]
-        for name, run in tuning.items():
+    around = load(folder, "around")
+    for base, reference, runs in (("C", "C", around), ("A", "A", tuning), ("+ reads", "A", tuning)):
+        lines += ["", f"## Every single change of {base}: difference to {reference}, tuning data", ""]
+        for name, run in runs.items():
             rows = [base, *(row for row in run["rows"] if row.startswith(f"{base}, "))]
             lines += ["", f"### {NAMES[name]}", "", *grid(run, rows, 1, True)]
     lines += [
@@ -103,7 +104,7 @@ def write(folder: Path, default: str) -> None:
         "## The report: other pictures, other seeds",
         "",
         f"The chosen default is {default}. Report scenes with the models of seeds 1 and 2, CIFAR-10 test images not "
-        "used above with the model of seed 1, and the other half of the kangaroo photographs. Differences to "
+        "used above (with the model used above), and the other half of the kangaroo photographs. Differences to "
         "`DEFAULT`.",
     ]
     for name, run in report.items():
