@@ -1,10 +1,10 @@
 """Which settings of GradSkip are the best default: every candidate and every single change, on tuning data, seed 0.
 
 ``python benchmarks/ablation.py`` measures what is missing under ``docs/evidence/gradskip_default`` and writes the
-tables there: first the choice (``tuning``), then every single change of the winner (``around``), then the chosen default on
-other seeds and pictures (``report``). One forward and one backward of an image serve all settings. About 70 CPU minutes
-on one thread. ``XATTR_DATA`` names the
-folder with ``kangaroo.tar`` and ``cifar10_test.npz``; `xattr.datasets.borrowed.NO_DEPS` installs the ViT-S/14.
+tables there: first the choice (``tuning``), then every single change of the winner (``around``), then the chosen
+default on other seeds and pictures (``report``). One forward and one backward of an image serve all settings. About 70
+CPU minutes on one thread. ``XATTR_DATA`` names the folder with ``kangaroo.tar`` and ``cifar10_test.npz``;
+`xattr.datasets.borrowed.NO_DEPS` installs the ViT-S/14.
 """
 
 from __future__ import annotations

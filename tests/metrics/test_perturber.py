@@ -279,3 +279,26 @@ def test_half_the_patches_cost_about_half():
     bound = Perturber(model).bind(x)
     whole, half = (count_flops(lambda k=k: bound.score(torch.arange(196)[None, None] < k)) for k in (196, 98))
     assert half < 0.55 * whole
+
+
+class Tinted(torch.nn.Module):
+    """Takes a number for each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.vit = tiny()
+
+    def forward(self, x, tint, factor):
+        return self.vit(x + tint.view(-1, 1, 1, 1)) * factor
+
+
+@pytest.mark.parametrize("baseline", [None, "mask_tokens", "mean"])
+def test_what_belongs_to_an_image_goes_with_it(baseline):
+    model, x, tint = Tinted().eval(), images(3), torch.tensor([0.0, 0.5, -0.5])
+    keep = torch.stack([some_patches(3, kept=k) for k in (3, 9)], 1)
+    settings = {"unit": "patch", "baseline": baseline, "score": "logit", "internal_batch_size": 2}
+    found = Perturber(model, additional_forward_args=(tint, 2), **settings).bind(x, 1).score(keep)
+    for i in range(3):
+        alone = Perturber(lambda z, i=i: model(z, tint[i], 2), **settings).bind(x[i : i + 1], 1)
+        assert torch.allclose(found[i], alone.score(keep[i : i + 1])[0], atol=1e-5)
+    assert not torch.allclose(found, Perturber(lambda z: model(z, tint[:1], 2), **settings).bind(x, 1).score(keep))

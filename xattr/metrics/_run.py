@@ -29,7 +29,7 @@ class Run:
     Attributes:
         forward_func: as are `score`, `budget`, `internal_batch_size` and `autocast`, the setting of the perturber.
         inputs: all examples as they are.
-        extra: what else the model takes.
+        extra: what else the model takes; what has one entry for each example goes with it.
         bytes_each: that one example needs.
         target: the classes, as `select` takes them.
     """
@@ -57,13 +57,8 @@ class Run:
         return dataclasses.replace(run, target=resolve(target, run.scores()))
 
     def of(self, rows: Tensor) -> Inputs:
-        """The inputs of some examples, repeated as asked."""
-        first = self.inputs.tensors[0]
-        others = {
-            k: v[rows] if isinstance(v, Tensor) and v.ndim and len(v) == len(first) else v
-            for k, v in self.inputs.others.items()
-        }
-        return Inputs((first[rows],), self.inputs.is_tuple, self.inputs.key, others)
+        """The inputs of some examples, repeated as asked, with what else the model takes."""
+        return self.inputs.beside(self.extra).rows(rows)
 
     def scores(self) -> Tensor:
         """Of the examples as they are, `[B, ...]`."""
@@ -108,7 +103,7 @@ class Run:
         """The model in evaluation mode, without gradients."""
         model = self.forward_func
         model = model.module if isinstance(model, torch.nn.DataParallel) else model
-        args, kwargs = inputs.arguments(inputs.tensors, self.extra)
+        args, kwargs = inputs.arguments(inputs.tensors)
         with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch():
             return model(*args, **kwargs)
 

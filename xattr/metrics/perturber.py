@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -56,7 +57,7 @@ class Perturber:
             place: "mean", "black", "blur", "road", a number, a tensor; `None` for "drop_tokens" where that can be done,
             else "mean".
         score: softmax probability or logit of the class; or "accuracy", 1 where it has the largest score alone, else 0.
-        additional_forward_args: what else the model takes.
+        additional_forward_args: what else the model takes; a tensor with one entry for each image goes with it.
         budget: bytes that one forward may hold; more examples go in several.
         internal_batch_size: how many examples one forward may hold at most, whatever the budget.
         autocast: `torch.bfloat16` or `torch.float16` runs the perturbed forwards under it; scores stay in float64.
@@ -93,7 +94,7 @@ class Perturber:
         run = Run(self.forward_func, checked, extra, self.score, *limits, self.autocast)
         one = run.of(torch.tensor([0]))
         with torch.no_grad():
-            layout = observe(self.forward_func, one, extra).record.layout
+            layout = observe(self.forward_func, one).record.layout
         runner = self._runner(one)
         labels, unit, grid = self._features(layout, images)
         run = run.bound(target)
@@ -108,10 +109,10 @@ class Perturber:
         if kind is not None and not patches:
             raise ValueError(f'baseline="{kind.operator}" removes patches; expected unit="patch" or None.')
         if kind is not None:
-            return kind(self.forward_func, inputs, self.additional_forward_args)
+            return kind(self.forward_func, inputs)
         if self.baseline is None and patches:
             with contextlib.suppress(UnsupportedModelError):
-                return TokenDropper(self.forward_func, inputs, self.additional_forward_args)
+                return TokenDropper(self.forward_func, inputs)
         return None
 
     def _features(self, layout: Layout | None, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
@@ -158,7 +159,7 @@ class _Filled:
             images = imputed(images, shown, seed=self._seed) if self._road else torch.where(
                 shown, images, self._fill[rows]
             )  # fmt: skip
-            return self._run.forward(Inputs((images,), inputs.is_tuple, inputs.key, inputs.others))
+            return self._run.forward(dataclasses.replace(inputs, tensors=(images,)))
 
         together = torch.zeros(keep.shape[:2], dtype=torch.int64, device=keep.device)
         return self._run.each(together, output, show_progress)
@@ -185,7 +186,7 @@ class _Shortened:
         def output(part: Tensor, rows: Tensor) -> Any:
             inputs = self._run.of(rows)
             if self.features.empty and int(counts.flatten()[part[0]]) == 0:
-                return self._run.forward(Inputs((self._empty[rows],), inputs.is_tuple, inputs.key, inputs.others))
+                return self._run.forward(dataclasses.replace(inputs, tensors=(self._empty[rows],)))
             with self._run.precision():
                 return self._runner(inputs, keep.flatten(0, 1)[part])
 

@@ -6,6 +6,7 @@ No library is known here: only the names `input_ids` and `attention_mask`, and t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -130,13 +131,13 @@ class _Tokens:
 
 def _replaced(texts: Inputs, gone: Tensor, token: int) -> Inputs:
     """Texts with another token in some places."""
-    return Inputs((texts.tensors[0].masked_fill(gone, token),), texts.is_tuple, texts.key, texts.others)
+    return dataclasses.replace(texts, tensors=(texts.tensors[0].masked_fill(gone, token),))
 
 
 def _masked(texts: Inputs, gone: Tensor) -> Inputs:
     """Texts that no token sees in some places."""
     mask = texts.others["attention_mask"].masked_fill(gone, 0)
-    return Inputs(texts.tensors, texts.is_tuple, texts.key, texts.others | {"attention_mask": mask})
+    return dataclasses.replace(texts, others=texts.others | {"attention_mask": mask})
 
 
 def _shortened(texts: Inputs, kept: Tensor) -> Inputs:
@@ -146,7 +147,7 @@ def _shortened(texts: Inputs, kept: Tensor) -> Inputs:
         name: value[rows, kept] if isinstance(value, Tensor) and value.shape[:2] == ids.shape else value
         for name, value in texts.others.items()
     }
-    return Inputs((ids[rows, kept],), texts.is_tuple, texts.key, others)
+    return dataclasses.replace(texts, tensors=(ids[rows, kept],), others=others)
 
 
 def _texts(inputs: Mapping[str, Any] | Tensor, masked: bool) -> tuple[Inputs, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +22,14 @@ class Inputs:
         is_tuple: whether the caller gave a tuple (and gets one back).
         key: name of the image in the mapping the caller gave, or `None`.
         others: the remaining entries of that mapping.
+        extra: what else the model takes by position, Captum's `additional_forward_args`.
     """
 
     tensors: tuple[Tensor, ...]
     is_tuple: bool = False
     key: str | None = None
     others: dict[str, Any] = field(default_factory=dict)
+    extra: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, inputs: Tensor | tuple[Tensor, ...] | Mapping[str, Any]) -> Inputs:
@@ -71,9 +74,24 @@ class Inputs:
             )
         return self.tensors[0]
 
-    def arguments(self, stand_ins: tuple[Tensor, ...], extra: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def beside(self, extra: Any) -> Inputs:
+        """With `additional_forward_args`: `None`, a tuple, or one argument."""
+        return dataclasses.replace(self, extra=_tuple(extra))
+
+    def rows(self, rows: Tensor | slice) -> Inputs:
+        """Of some examples, repeated as asked; what has one entry for each example is taken along."""
+        count = len(self.tensors[0])
+
+        def take(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == count else value
+
+        tensors, extra = tuple(map(take, self.tensors)), tuple(map(take, self.extra))
+        others = {name: take(value) for name, value in self.others.items()}
+        return dataclasses.replace(self, tensors=tensors, others=others, extra=extra)
+
+    def arguments(self, stand_ins: tuple[Tensor, ...], extra: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model, with `stand_ins` in place of the tensors."""
-        extra = () if extra is None else extra if isinstance(extra, tuple) else (extra,)
+        extra = (*self.extra, *_tuple(extra))
         if self.key is None:
             return (*stand_ins, *extra), {}
         return extra, {self.key: stand_ins[0], **self.others}
@@ -81,6 +99,10 @@ class Inputs:
     def like(self, result: Tensor) -> Any:
         """One result in the form of the inputs: a tuple for a tuple."""
         return (result,) if self.is_tuple else result
+
+
+def _tuple(extra: Any) -> tuple[Any, ...]:
+    return () if extra is None else extra if isinstance(extra, tuple) else (extra,)
 
 
 def _check(tensor: Any) -> None:

@@ -81,9 +81,9 @@ class TokenMasker(TokenRunner):
     operator = "mask_tokens"
     ragged = True
 
-    def __init__(self, forward_func: Any, inputs: Inputs, extra: Any = None) -> None:
-        super().__init__(forward_func, inputs, extra)
-        one = Inputs(tuple(t[:1] for t in inputs.tensors), inputs.is_tuple, inputs.key, inputs.others)
+    def __init__(self, forward_func: Any, inputs: Inputs) -> None:
+        super().__init__(forward_func, inputs)
+        one = inputs.rows(slice(0, 1))
         whole = torch.ones(1, self.layout.tokens, dtype=torch.bool, device=one.image.device)
         whole[:, self.layout.patches.start : self.layout.patches.stop : 2] = False
         modes = Masked(whole), Masked(whole, self._making)

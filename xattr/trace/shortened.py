@@ -158,8 +158,7 @@ class TokenRunner:
 
     Args:
         forward_func: a module or any callable.
-        inputs: one batch, from which the layout and the place of the tokens are learnt.
-        extra: what else the model takes.
+        inputs: examples, from the first of which the layout and the place of the tokens are learnt.
 
     Attributes:
         layout: where the patches lie.
@@ -174,11 +173,11 @@ class TokenRunner:
     operator = ""
     ragged = False
 
-    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs, extra: Any = None) -> None:
-        self._forward, self._extra = forward_func, extra
-        one = Inputs(tuple(t[:1] for t in inputs.tensors), inputs.is_tuple, inputs.key, inputs.others)
+    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs) -> None:
+        self._forward = forward_func
+        one = inputs.rows(slice(0, 1))
         with torch.no_grad():
-            record = observe(forward_func, one, extra).record
+            record = observe(forward_func, one).record
         self.layout = record.require_blocks(f"{self.operator!r}")
         self._attentions = len(record.attentions)
         tokens = record.blocks[0].x
@@ -206,7 +205,7 @@ class TokenRunner:
 
     def _run(self, inputs: Inputs, mode: TorchFunctionMode) -> Any:
         model = self._forward.module if isinstance(self._forward, torch.nn.DataParallel) else self._forward
-        args, kwargs = inputs.arguments(tuple(t.clone() for t in inputs.tensors), self._extra)
+        args, kwargs = inputs.arguments(tuple(t.clone() for t in inputs.tensors))
         with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch(), mode:
             return model(*args, **kwargs)
 
