@@ -30,9 +30,10 @@ from torch import Tensor
 from ..heads.mixing import MixingHead
 from .layer_ablation import DEFAULT, Ablation, LayerProtocol
 from .ranking import rank_correlation
+from .statistics import bootstrap_interval
 
 _TIE = 1e-9  # scores that differ by less, relative to the largest size in their row, are one score
-_RESAMPLES, _SUBSETS, _DRAWS = 2000, 500, 200
+_SUBSETS, _DRAWS = 500, 200
 
 
 @dataclass(frozen=True)
@@ -170,15 +171,11 @@ def layer_table(head: MixingHead, features: Sequence[Tensor], attributions: Mapp
 
 
 def _faithfulness(effects: Tensor, scores: Tensor, protocol: LayerProtocol, seed: int) -> LayerFaithfulness:
-    ranked, rng = effects.abs() if protocol.sign == "abs" else effects, np.random.RandomState(seed)
+    ranked = effects.abs() if protocol.sign == "abs" else effects
     value = rank_correlation(scores, ranked)
-    undefined = int(value.isnan().sum())
-    # Sorted, with NaN last, so that the order of the samples makes no difference.
-    known = value.sort().values[: len(value) - undefined or 1].numpy()
-    draws = [known[rng.randint(0, len(known), len(known))].mean() for _ in range(_RESAMPLES)]
-    low, high = (float(end) for end in np.percentile(draws, (2.5, 97.5)))
+    found = bootstrap_interval(value, seed=seed)
     top1 = float(_of_top(_top(ranked).double(), scores).mean())
-    return LayerFaithfulness(value, float(value.nanmean()), low, high, undefined, top1, protocol)
+    return LayerFaithfulness(value, found.mean, found.low, found.high, found.undefined, top1, protocol)
 
 
 def _top(values: Tensor, gone: Tensor | None = None) -> Tensor:
