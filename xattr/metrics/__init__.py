@@ -20,6 +20,7 @@ from .localisation import (
     top_k_intersection,
 )
 from .perturber import Binds, Bound, Perturber
+from .presets import PRESETS, Preset, PresetResult, evaluate_preset
 from .ranking import auroc
 from .remembered import Remembered
 from .segmentation import SegmentationScores, segmentation_scores
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METRICS",
+    "PRESETS",
     "Binds",
     "Bound",
     "Curve",
@@ -49,6 +51,8 @@ __all__ = [
     "Interval",
     "Metric",
     "Perturber",
+    "Preset",
+    "PresetResult",
     "Protocol",
     "Ranks",
     "Remembered",
@@ -65,6 +69,7 @@ __all__ = [
     "effective_size",
     "energy",
     "entropy",
+    "evaluate_preset",
     "gini",
     "grid_pointing",
     "holm",

@@ -45,8 +45,8 @@ class Run:
     target: Any = None
 
     def __post_init__(self) -> None:
-        if self.score not in ("prob", "logit"):
-            raise ValueError(f'score={self.score!r}; expected "prob" or "logit".')
+        if self.score not in ("prob", "logit", "accuracy"):
+            raise ValueError(f'score={self.score!r}; expected "prob", "logit" or "accuracy".')
         if self.internal_batch_size is not None and self.internal_batch_size < 1:
             raise ValueError(f"internal_batch_size={self.internal_batch_size!r}; expected 1 or more, or None.")
 
@@ -54,7 +54,10 @@ class Run:
         """With the bytes of one example measured, and the classes checked or predicted."""
         one = self.of(torch.tensor([0]))
         run = dataclasses.replace(self, bytes_each=peak_bytes(lambda: self.forward(one)))
-        return dataclasses.replace(run, target=resolve(target, run.scores()))
+        scores = run.scores()
+        if self.score == "accuracy" and (scores.ndim < 2 or scores.shape[1] < 2):
+            raise ValueError(f'score="accuracy" needs 2 classes or more, found {list(scores.shape)}: use "logit".')
+        return dataclasses.replace(run, target=resolve(target, scores))
 
     def of(self, rows: Tensor) -> Inputs:
         """The inputs of some examples, repeated as asked, with what else the model takes."""
@@ -92,6 +95,10 @@ class Run:
             target = [target[int(i)] for i in rows]
         if self.score == "prob" and scores.ndim > 1 and scores.shape[1] > 1:
             scores = scores.softmax(1)
+        if self.score == "accuracy":
+            # A tie is a miss: which of the classes comes first should not matter.
+            top = scores.topk(2, dim=1).values
+            scores = ((scores == top[:, :1]) & (top[:, :1] > top[:, 1:])).double()
         return select(scores, target)
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
