@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ..trace import Inputs, Target
 from ..trace.execution import PLAIN_EXECUTION
+from ..trace.functions import InEvaluation
 from ..trace.modules import ModuleWatch
 from ..trace.outputs import logits, resolve, select
 from .cost import peak_bytes
@@ -57,7 +58,9 @@ class Run:
         scores = run.scores()
         if self.score == "accuracy" and (scores.ndim < 2 or scores.shape[1] < 2):
             raise ValueError(f'score="accuracy" needs 2 classes or more, found {list(scores.shape)}: use "logit".')
-        return dataclasses.replace(run, target=resolve(target, scores))
+        single = scores.ndim < 2 or scores.shape[1] == 1
+        score = "logit" if single and self.score == "prob" else self.score  # a single output is no logit of a softmax
+        return dataclasses.replace(run, target=resolve(target, scores), score=score)
 
     def of(self, rows: Tensor) -> Inputs:
         """The inputs of some examples, repeated as asked, with what else the model takes."""
@@ -93,7 +96,7 @@ class Run:
             target = target[rows]
         elif isinstance(target, list):
             target = [target[int(i)] for i in rows]
-        if self.score == "prob" and scores.ndim > 1 and scores.shape[1] > 1:
+        if self.score == "prob":
             scores = scores.softmax(1)
         if self.score == "accuracy":
             # A tie is a miss: which of the classes comes first should not matter.
@@ -103,7 +106,7 @@ class Run:
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
         """Rows that fit into the budget at once."""
-        fit = self.budget // max(1, self.bytes_each)
+        fit = int(self.budget // max(1, self.bytes_each))
         return iter(rows.split(max(1, min(fit, self.internal_batch_size or fit))))
 
     def forward(self, inputs: Inputs) -> Any:
@@ -111,7 +114,7 @@ class Run:
         model = self.forward_func
         model = model.module if isinstance(model, torch.nn.DataParallel) else model
         args, kwargs = inputs.arguments(inputs.tensors)
-        with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch():
+        with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch(), InEvaluation():
             return model(*args, **kwargs)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -48,7 +48,7 @@ class Curve:
         value: area for each image, divided by the range of fractions, `[B]`.
         inner: area without the point at which nothing is kept, divided likewise: what `value` is where that point is
             measured by another operator (`protocol.empty`), which makes the curve jump. NaN for one step.
-        curve: scores, `[B, S + 1]`.
+        curve: scores, `[B, S + 1]`; an image with fewer features than others has some points several times.
         fractions: share of features removed (deletion) or kept (insertion), 0 and 1 included, `[B, S + 1]`.
         ties: share of features whose value is that of another, `[B]`.
         higher_is_better: how to read `value`.
@@ -174,7 +174,9 @@ def insertion_deletion(
     settings = (target, unit, baseline, score, steps, seed, additional_forward_args, show_progress)
     found = _curves(forward_func, inputs, attributions, settings, ("deletion", "insertion"))
     first, second = found["deletion"], found["insertion"]
-    aopc = (first.curve[:, :1] - first.curve).mean(1)
+    # Few features have their points several times.
+    new = torch.nn.functional.pad(first.fractions.diff(dim=1) > 0, (1, 0), value=True)
+    aopc = ((first.curve[:, :1] - first.curve) * new).sum(1) / new.sum(1)
     return CurvePair(first, second, second.value - first.value, aopc)
 
 
@@ -244,7 +246,7 @@ def bound_of(
     """A perturber of a model, bound to examples.
 
     Raises:
-        ValueError: a perturber is given, and settings beside it.
+        ValueError: a perturber is given, and settings beside it; or it is bound to other pictures.
     """
     if not isinstance(forward_func, (Bound, Binds)):
         return Perturber(forward_func, unit, baseline, score, extra, seed=seed).bind(inputs, target)
@@ -252,4 +254,13 @@ def bound_of(
     settings["target"] = target if isinstance(forward_func, Bound) else None
     if given := [name for name, value in settings.items() if value is not None]:
         raise ValueError(f"found a perturber, and {', '.join(given)} beside it; expected them in the perturber.")
-    return forward_func if isinstance(forward_func, Bound) else forward_func.bind(inputs, target)
+    if not isinstance(forward_func, Bound):
+        return forward_func.bind(inputs, target)
+    bound = forward_func.features.inputs
+    if isinstance(inputs, Tensor) and bound is not None and inputs is not bound and not _same(inputs, bound):
+        raise ValueError("the perturber is bound to other inputs than these; bind one to these.")
+    return forward_func
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.to(other), other)

@@ -160,7 +160,8 @@ def saco(
 
     Features are cut by rank into groups. For each pair the difference of their summed salience counts for the map if
     removing the more salient group costs at least as much, else against it; the sum is divided by that of the absolute
-    differences. Arguments as in `leave_one_out`, `groups` is their number. Higher is better.
+    differences. Arguments as in `leave_one_out`, `groups` is their number, at
+    most one a feature. Higher is better.
 
     Returns:
         `[B]` in float64; NaN where all groups are equally salient.
@@ -168,14 +169,19 @@ def saco(
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
     features = bound.features
     values = features.values(attributions)
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 2:
+        raise ValueError(f"groups={groups!r}; expected a whole number from 2.")
     order, _ = ranked(values, valid=features.valid)
     rank, sizes = order.argsort(1), features.valid.sum(1, keepdim=True)
-    group = torch.div(rank * groups, sizes, rounding_mode="floor")
+    group = torch.div(rank * sizes.clamp_max(groups), sizes, rounding_mode="floor")
     members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & features.valid[:, None]
     scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~members], 1))
     drops = scores[:, :1] - scores[:, 1:]
     salience = (members * values.masked_fill(~features.valid, 0)[:, None]).sum(2)
-    upper = torch.ones(groups, groups, dtype=torch.bool, device=values.device).triu(1)
+    some = members.any(2)
+    upper = (
+        torch.ones(groups, groups, dtype=torch.bool, device=values.device).triu(1) & some[:, None] & some[:, :, None]
+    )
     weight = (salience[:, :, None] - salience[:, None]) * upper
     agrees = torch.where(drops[:, :, None] >= drops[:, None], 1.0, -1.0)
     total = weight.abs().sum((1, 2))

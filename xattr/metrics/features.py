@@ -28,6 +28,7 @@ class Features:
         labels: number of the feature of each pixel, `[H, W]` or `[B, H, W]`; `None` where features are no pixels.
         grid: of the patches, if these are the features.
         empty: the operator where nothing is kept, if it is another one.
+        inputs: the pictures that were bound, `[B, C, H, W]`, where features are pixels of them.
     """
 
     valid: Tensor
@@ -38,6 +39,7 @@ class Features:
     labels: Tensor | None = None
     grid: tuple[int, int] | None = None
     empty: str | None = None
+    inputs: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -51,6 +53,8 @@ class Features:
             ValueError: they do not fit, or hold what is no number.
         """
         batch = len(self.valid)
+        if not isinstance(attributions, Tensor):
+            raise ValueError(f"attributions are a {type(attributions).__name__}; expected a torch.Tensor.")
         if len(attributions) != batch:
             raise ValueError(f"found {len(attributions)} attributions for {batch} examples; expected one for each.")
         if self.labels is not None and attributions.shape != self.valid.shape:
@@ -61,7 +65,9 @@ class Features:
 
 
 def patch_labels(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The number of the patch of each pixel, row by row, `[H, W]`; sides need not divide.
+    """The number of the patch of each pixel, row by row, `[H, W]`.
+
+    Sides that the grid does not divide are cut as evenly as whole pixels allow, not as a model does that pads or crops.
 
     Example:
         >>> from xattr.metrics.features import patch_labels
@@ -96,7 +102,8 @@ def feature_values(maps: Tensor, labels: Tensor, count: int, grid: tuple[int, in
         return values.flatten(1)
     size = labels.shape[-2:]
     if tuple(values.shape[2:]) != tuple(size):
-        values = F.interpolate(values, size=tuple(size), mode="bilinear")
+        larger = any(have > wanted for have, wanted in zip(values.shape[2:], size, strict=True))
+        values = F.interpolate(values, size=tuple(size), mode="bilinear", antialias=larger)
     index = labels.expand(len(values), *size).flatten(1)
     total = torch.zeros(len(values), count, dtype=values.dtype, device=values.device)
     pixels = torch.zeros_like(total).scatter_add(1, index, torch.ones_like(values.flatten(1)))

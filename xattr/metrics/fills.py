@@ -64,6 +64,8 @@ def blurred(images: Tensor, kernel: int = 11, sigma: float = 5.0) -> Tensor:
 
 
 def _black(model: Any, images: Tensor) -> Tensor:
+    model = model.module if isinstance(model, torch.nn.DataParallel) else model
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     try:
         wanted = preprocessing(model)
     except PreprocessingError as error:
@@ -72,4 +74,6 @@ def _black(model: Any, images: Tensor) -> Tensor:
             f"Give the number, or a tensor [1, C, 1, 1]: -mean / std."
         ) from None
     black = torch.tensor([-m / s for m, s in zip(wanted.mean, wanted.std, strict=True)])
+    if len(black) not in (1, images.shape[1]):
+        raise ValueError(f"this model normalises {len(black)} channels, and the images have {images.shape[1]}.")
     return black.view(1, -1, 1, 1).to(images.device, images.dtype).expand(images.shape)

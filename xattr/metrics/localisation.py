@@ -36,6 +36,9 @@ def energy(maps: Tensor, masks: Tensor) -> Tensor:
     """
     values, inside = paired(maps, masks)
     positive = values.clamp_min(0)
+    positive = positive / positive.amax(1, keepdim=True).where(
+        positive.amax(1, keepdim=True) > 0, 1
+    )  # sums may overflow
     total = positive.sum(1)
     return _defined((positive * inside).sum(1) / total.where(total > 0, 1), values, inside)
 

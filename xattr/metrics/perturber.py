@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..trace import Inputs, Target, UnsupportedModelError, observe
 from ..trace.masked import TokenMasker
+from ..trace.outputs import logits
 from ..trace.record import Layout
 from ..trace.shortened import TokenDropper, TokenRunner
 from ._run import Run
@@ -55,7 +56,7 @@ class Perturber:
             patches where the model has a grid of tokens, else pixels.
         baseline: "drop_tokens" (patches leave the sequence), "mask_tokens" (no token sees them), or what takes their
             place: "mean", "black", "blur", "road", a number, a tensor; `None` for "drop_tokens" where that can be done,
-            else "mean".
+            else "mask_tokens", else "mean".
         score: softmax probability or logit of the class; or "accuracy", 1 where it has the largest score alone, else 0.
         additional_forward_args: what else the model takes; a tensor with one entry for each image goes with it.
         budget: bytes that one forward may hold; more examples go in several.
@@ -110,24 +111,28 @@ class Perturber:
             raise ValueError(f'baseline="{kind.operator}" removes patches; expected unit="patch" or None.')
         if kind is not None:
             return kind(self.forward_func, inputs)
-        if self.baseline is None and patches:
+        for kind in _RUNNERS.values() if self.baseline is None and patches else ():
             with contextlib.suppress(UnsupportedModelError):
-                return TokenDropper(self.forward_func, inputs)
+                return kind(self.forward_func, inputs)
         return None
 
     def _features(self, layout: Layout | None, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
         size = (images.shape[2], images.shape[3])
         if isinstance(self.unit, Tensor):
-            labels = self.unit.long()
-            if tuple(labels.shape[-2:]) != size or labels.ndim not in (2, 3) or int(labels.min()) < 0:
+            labels = self.unit
+            whole = not (labels.is_floating_point() or labels.is_complex())
+            if tuple(labels.shape[-2:]) != size or labels.ndim not in (2, 3) or not whole or int(labels.min()) < 0:
                 raise ValueError(
-                    f"unit {list(labels.shape)} does not fit images {list(images.shape)}; expected [H, W]."
+                    f"unit {labels.dtype} {list(labels.shape)} does not fit images {list(images.shape)}; expected "
+                    f"whole numbers from 0, [H, W] or [B, H, W]."
                 )
             if labels.ndim == 3 and len(labels) != len(images):
                 raise ValueError(f"unit holds labels of {len(labels)} images; found {len(images)} images.")
-            return labels.to(images.device), "region", None
-        if self.unit not in (None, "patch", "pixel"):
-            raise ValueError(f'unit={self.unit!r}; expected "patch", "pixel", or a tensor of labels [H, W].')
+            # Numbers that do not occur would be features that no image has.
+            return labels.unique(return_inverse=True)[1].to(images.device), "region", None
+        if not (self.unit is None or isinstance(self.unit, str)) or self.unit not in (None, "patch", "pixel"):
+            found = repr(self.unit) if isinstance(self.unit, str) else type(self.unit).__name__
+            raise ValueError(f'unit={found}; expected "patch", "pixel", or a tensor of labels [H, W].')
         if self.unit == "pixel" or (self.unit is None and layout is None):
             return torch.arange(size[0] * size[1], device=images.device).view(size), "pixel", None
         if layout is None:
@@ -148,7 +153,9 @@ class _Filled:
         baseline = "mean" if settings.baseline is None or self._road else settings.baseline
         self._fill, operator = replacement(baseline, settings.forward_func, images)
         operator = "road" if self._road else operator
-        self.features = Features(valid.scatter(1, wide, True), unit, operator, settings.score, class_, labels, grid)
+        self.features = Features(
+            valid.scatter(1, wide, True), unit, operator, run.score, class_, labels, grid, inputs=images
+        )  # fmt: skip
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         def output(part: Tensor, rows: Tensor) -> Any:
@@ -173,12 +180,19 @@ class _Shortened:
         self._run, self._runner = run, runner
         labels = patch_labels(layout.grid, (images.shape[2], images.shape[3])).to(images.device)
         valid = torch.ones(len(images), layout.size, dtype=torch.bool, device=images.device)
-        # Without a token that is no patch nothing is left of an empty picture.
-        empty = "mean" if layout.tokens == layout.size else None
         self._empty = replacement("mean", run.forward_func, images)[0]
         self.features = Features(
-            valid, "patch", runner.operator, run.score, class_, labels, layout.grid, empty
+            valid, "patch", runner.operator, run.score, class_, labels, layout.grid, self._without(), images
         )  # fmt: skip
+
+    def _without(self) -> str | None:
+        """The operator of the empty picture: a model may read patches alone, or pool over them."""
+        none = torch.zeros(1, self._runner.layout.size, dtype=torch.bool, device=self._empty.device)
+        try:
+            scores = logits(self._runner(self._run.of(torch.tensor([0])), none), 1)
+        except (RuntimeError, IndexError, ValueError):
+            return "mean"
+        return None if bool(scores.isfinite().all()) else "mean"
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
         counts = keep.any(2).long() if self._runner.ragged else keep.sum(2)

@@ -44,11 +44,13 @@ def imputed(images: Tensor, keep: Tensor, *, noise: float = 0.1, seed: int = 0, 
     size = residual.square().sum((2, 3), keepdim=True)
     limit = (tolerance * images.abs().amax((1, 2, 3), keepdim=True).to(dtype)) ** 2
     for _ in range(4 * sum(images.shape[2:])):
-        if not bool((residual.square().amax((2, 3), keepdim=True) > limit * 1e-4).any()):
+        # A picture that is done rests, so that it does not depend on how long the others take.
+        active = residual.square().amax((1, 2, 3), keepdim=True) > limit * 1e-4
+        if not bool(active.any()):
             break
         moved = removed * (count * direction - neighbours(direction))
         curve = (direction * moved).sum((2, 3), keepdim=True)
-        step = size / torch.where(curve > 0, curve, torch.inf)
+        step = active * size / torch.where(curve > 0, curve, torch.inf)
         x = x + step * direction
         residual = residual - step * moved
         after = residual.square().sum((2, 3), keepdim=True)

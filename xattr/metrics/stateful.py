@@ -96,6 +96,8 @@ class Metric(torchmetrics.Metric):
         self.name, self.settings, self.protocol = name, settings, None
         self._entry = METRICS[name]
         self.add_state("parts", [], dist_reduce_fx="cat")
+        # torchmetrics' collections merge metrics whose states are equal after one batch; NaN equals nothing.
+        self.add_state("own", torch.tensor(torch.nan), dist_reduce_fx="max")
 
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override]
@@ -112,11 +114,27 @@ class Metric(torchmetrics.Metric):
         found = self._entry.function(*args, **{**self.settings, **kwargs})
         values = found if self._entry.field is None else getattr(found, self._entry.field)
         protocol = getattr(getattr(found, "deletion", found), "protocol", None)
-        protocol = protocol and replace(protocol, images=0, steps=0)
-        if self.parts and protocol != self.protocol:
-            raise ValueError(f"this batch was measured by {protocol}, those before by {self.protocol}.")
+        protocol = protocol and replace(protocol, images=0)
+        self._check(protocol, self.protocol if self.parts else protocol)
         self.protocol = protocol
         self.parts.append(values.detach().double())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure one batch, and return its mean; what was measured before is kept if that fails."""
+        parts, protocol = list(self.parts), self.protocol
+        try:
+            found = super().forward(*args, **kwargs)
+            self._check(self.protocol, protocol if parts else self.protocol)
+        except Exception:
+            self.reset()
+            self.parts, self.protocol = parts, protocol
+            raise
+        return found
+
+    @staticmethod
+    def _check(protocol: Any, before: Any) -> None:
+        if protocol != before:
+            raise ValueError(f"this batch was measured by {protocol}, those before by {before}.")
 
     @property
     def values(self) -> Tensor:

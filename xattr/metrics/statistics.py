@@ -225,6 +225,7 @@ def _compare(defined: Tensor, test: PairedTest, seed: int) -> tuple[float, float
     sizes, random = np.abs(signed), np.random.RandomState(seed)
     every = [np.arange(2**n)[:, None] >> np.arange(n) & 1] if n <= EXACT else []
     flips = every or (random.randint(0, 2, (250, n), np.int8) for _ in range(FLIPS // 250))
-    bound = abs(signed.sum()) - 1e-6 * sizes.sum()  # sums that are equal but for the rounding of float32 values count
+    # Sums that are equal but for the rounding of float32 values count.
+    bound = abs(signed.sum()) - 1e-7 * sizes.sum()
     count = sum(int((np.abs(2 * (up @ sizes) - sizes.sum()) >= bound).sum()) for up in flips)
     return (count / 2**n if every else (1 + count) / (1 + FLIPS)), d_z, rank_biserial

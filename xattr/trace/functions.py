@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from ..rules.names import BY_FIRST, MOVES
 
@@ -156,6 +157,14 @@ def attention_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of `F.scaled_dot_product_attention` by name."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+class InEvaluation(TorchFunctionMode):
+    """Functions that are called with training behaviour run as in evaluation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = in_evaluation(func, args, kwargs or {})
+        return func(*args, **kwargs)
 
 
 def in_evaluation(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

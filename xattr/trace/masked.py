@@ -7,16 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from .errors import UnsupportedModelError
-from .functions import COMPOSITES, attention_arguments, in_evaluation, is_softmax_over_keys, name_of
+from .functions import COMPOSITES, attention_arguments, in_evaluation, is_softmax_over_keys, name_of, names_operands
 from .inputs import Inputs
 from .outputs import logits
-from .shortened import Making, TokenRunner
+from .shortened import TokenRunner
+from .watch import Making, Watch
 
 
-class Masked(TorchFunctionMode):
+class Masked(Watch):
     """One forward in which the keys of some tokens are masked in every attention over all tokens.
 
     Args:
@@ -28,11 +28,10 @@ class Masked(TorchFunctionMode):
     def __init__(self, whole: Tensor, spoil: Making | None = None) -> None:
         super().__init__()
         self._whole, self._spoil = whole, spoil
-        self._count = 0
         self.masked = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = in_evaluation(func, args, kwargs or {})
+        args, kwargs = names_operands(*in_evaluation(func, args, kwargs or {}))
         if func in COMPOSITES:
             with self:
                 return COMPOSITES[func](*args, **kwargs)
@@ -43,12 +42,14 @@ class Masked(TorchFunctionMode):
         elif is_softmax_over_keys(name_of(func), args, kwargs) and args[0].shape[-1] == self._whole.shape[1]:
             args = (args[0].masked_fill(~self._beside(args[0]), -torch.inf), *args[1:])
             self.masked += 1
-        out = func(*args, **kwargs)
-        if self._spoil is not None and self._spoil.counts(func, out):
-            self._count += 1
-            if self._count == self._spoil.number:
-                with torch._C.DisableTorchFunction():
-                    return torch.where(self._whole[..., None], out, out.flip(0, 1, 2).neg())
+        out, making = self.call(func, args, kwargs)
+        if self._spoil is not None and making == self._spoil:
+            with torch._C.DisableTorchFunction():
+                spoilt = torch.where(self._whole[..., None], out, out.flip(0, 1, 2).neg())
+                if args and out is args[0]:  # the model goes on with what it has overwritten
+                    return out.copy_(spoilt)
+            self.begin((spoilt,))
+            return spoilt
         return out
 
     def _unseen(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -84,20 +85,19 @@ class TokenMasker(TokenRunner):
     def __init__(self, forward_func: Any, inputs: Inputs) -> None:
         super().__init__(forward_func, inputs)
         one = inputs.rows(slice(0, 1))
-        whole = torch.ones(1, self.layout.tokens, dtype=torch.bool, device=one.image.device)
-        whole[:, self.layout.patches.start : self.layout.patches.stop : 2] = False
-        modes = Masked(whole), Masked(whole, self._making)
-        plain, spoilt = (logits(self._run(one, mode), 1).double() for mode in modes)
-        if modes[0].masked < self._attentions:
-            raise UnsupportedModelError(
-                f"'mask_tokens': {modes[0].masked} of the {self._attentions} attentions of this model can be masked."
-            )
-        if not torch.allclose(plain, spoilt, rtol=0, atol=1e-3 * float(plain.abs().max())):
-            raise UnsupportedModelError(
-                "'mask_tokens': the scores of this model depend on patches that no token sees, as those of models do "
-                'that average over the patches; use "drop_tokens".'
-            )
+        for odd in (0, 1):
+            keep = torch.arange(self.layout.size, device=inputs.tensors[0].device)[None] % 2 == odd
+            modes = Masked(self._whole(keep)), Masked(self._whole(keep), self._making)
+            plain, spoilt = (logits(self._run(one, mode), 1).double() for mode in modes)
+            if modes[0].masked < self._attentions:
+                found = f"{modes[0].masked} of the {self._attentions} attentions"
+                raise UnsupportedModelError(f"'mask_tokens': {found} of this model can be masked.")
+            if not torch.allclose(plain, spoilt, rtol=0, atol=1e-3 * float(plain.abs().max())):
+                raise UnsupportedModelError(
+                    "'mask_tokens': the scores of this model depend on patches that no token sees, as those of models "
+                    'do that average over the patches; use "drop_tokens".'
+                )
 
-    def mode(self, whole: Tensor) -> TorchFunctionMode:
+    def mode(self, whole: Tensor) -> Watch:
         """A forward with masked keys."""
         return Masked(whole)

@@ -8,103 +8,66 @@ beside tokens, such as rotary tables and position biases, are gathered alike whe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._nested import replace_tensors, tensors_in
-from .errors import UnsupportedModelError
+from .errors import UnsupportedModelError, XattrError
 from .execution import PLAIN_EXECUTION
-from .functions import attention_arguments, in_evaluation
+from .functions import attention_arguments, in_evaluation, name_of, overwritten
 from .inputs import Inputs
 from .modules import ModuleWatch
 from .observe import observe
+from .outputs import logits
 from .record import Layout
+from .watch import Finder, Making, Watch
 
 # What combines entries that stand at the same place; in-place forms included.
 _BESIDE = frozenset("add sub mul div true_divide where masked_fill addcmul lerp maximum minimum __setitem__".split())
 
 
-@dataclass(frozen=True)
-class Making:
-    """How the tokens come about: by which call of a function, among its calls with a result of this shape.
-
-    Attributes:
-        name: of the function.
-        shape: of the tokens, behind the axis of images.
-        number: of the call.
-    """
-
-    name: str
-    shape: torch.Size
-    number: int
-
-    def counts(self, func: Any, out: Any) -> bool:
-        """Whether a call is one of them."""
-        alike = isinstance(out, Tensor) and out.shape[1:] == self.shape
-        return alike and getattr(func, "__name__", "") == self.name
-
-
-class _Calls(TorchFunctionMode):
-    """Finds the first call that makes given tokens."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        super().__init__()
-        self._tokens = tokens
-        self._counts: dict[str, int] = {}
-        self.found: Making | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = in_evaluation(func, args, kwargs or {})
-        out = func(*args, **kwargs)
-        if self.found is None and isinstance(out, Tensor) and out.shape == self._tokens.shape:
-            name = getattr(func, "__name__", "")
-            self._counts[name] = self._counts.get(name, 0) + 1
-            if out.dtype == self._tokens.dtype and torch.equal(out.detach(), self._tokens):
-                self.found = Making(name, out.shape[1:], self._counts[name])
-        return out
-
-
-class Shortened(TorchFunctionMode):
+class Shortened(Watch):
     """One forward on some of the tokens.
 
     Args:
         making: how the tokens come about.
         layout: of all tokens.
         kept: numbers of the tokens that stay, `[B, n]`, ascending.
+        strict: refuse constants that the model has made for this number of tokens: they say that it counts its tokens,
+            and gives those that are left the places of the first.
     """
 
-    def __init__(self, making: Making, layout: Layout, kept: Tensor) -> None:
+    def __init__(self, making: Making, layout: Layout, kept: Tensor, strict: bool = False) -> None:
         super().__init__()
-        self._making, self._layout, self._kept = making, layout, kept
+        self._making, self._layout, self._kept, self._strict = making, layout, kept, strict
         inside = (kept >= layout.patches.start) & (kept < layout.patches.stop)
         self._patches = kept[inside].view(len(kept), -1) - layout.patches.start
-        self._count = 0
         self._derived = WeakTensorKeyDictionary()
-        self.ran = False
+        self._ran = False
+
+    def reached(self, tensor: Tensor) -> bool:
+        """Whether a result comes from the tokens that are left."""
+        return tensor in self._derived
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = in_evaluation(func, args, kwargs or {})
-        if self.ran and any(t in self._derived for t in tensors_in((args, kwargs))):
+        if self._ran and any(t in self._derived for t in tensors_in((args, kwargs))):
             args, kwargs = self._fitting(func, args, kwargs)
             out = func(*args, **kwargs)
-            for tensor in tensors_in(out):
+            for tensor in tensors_in((out, overwritten(func, name_of(func), args, kwargs))):
                 self._derived[tensor] = True
-            if getattr(func, "__name__", "") == "__setitem__":
-                self._derived[args[0]] = True
             return out
-        out = func(*args, **kwargs)
-        if self._making.counts(func, out):
-            self._count += 1
-        if not self.ran and self._count == self._making.number:
+        if self._ran:
+            return func(*args, **kwargs)
+        out, making = self.call(func, args, kwargs)
+        if making == self._making:
             out = self._gathered(out, 1, self._kept)
             self._derived[out] = True
-            self.ran = True
+            self._ran = True
         return out
 
     def _fitting(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -139,8 +102,16 @@ class Shortened(TorchFunctionMode):
             if have == whole and want == kept.shape[1] and have != want:
                 missing = tokens.ndim - constant.ndim
                 wide = constant.view(*[1] * missing, *constant.shape) if missing > 0 else constant
+                kept = kept.repeat_interleave(max(1, len(tokens) // len(kept)), 0)  # heads folded into the batch
                 wide = wide.expand(len(kept), *wide.shape[1:]) if len(wide) == 1 else wide
                 return self._gathered(wide, wide.ndim + axis, kept)
+            if self._strict and have == want == kept.shape[1]:
+                with torch._C.DisableTorchFunction():
+                    if not bool((constant == constant.narrow(axis, 0, 1)).all()):
+                        raise UnsupportedModelError(
+                            "'drop_tokens': this model makes positions, biases or masks by counting its tokens, so "
+                            "that those that are left would stand in the places of the first."
+                        )
         return constant
 
     @staticmethod
@@ -181,12 +152,12 @@ class TokenRunner:
         self.layout = record.require_blocks(f"{self.operator!r}")
         self._attentions = len(record.attentions)
         tokens = record.blocks[0].x
-        calls = _Calls(tokens.value)
+        finder = Finder(tokens.value)
         if not tokens.swapped:
-            self._run(one, calls)
-        if calls.found is None:
+            self._run(one, finder)
+        if finder.found is None:
             raise UnsupportedModelError("the tokens in front of the first block are made by no single operation.")
-        self._making = calls.found
+        self._making, self._lengths = finder.found, finder.lengths
 
     def __call__(self, inputs: Inputs, keep: Tensor) -> Any:
         """What the model returns on some patches of each image.
@@ -195,27 +166,59 @@ class TokenRunner:
             inputs: images, `[B, C, H, W]`.
             keep: boolean, `[B, P]`; as many in each row, if the kind is not ragged.
         """
-        whole = torch.ones(len(keep), self.layout.tokens, dtype=torch.bool, device=keep.device)
-        whole[:, self.layout.patches] = keep
-        return self._run(inputs, self.mode(whole))
+        return self._run(inputs, self.mode(self._whole(keep)))
 
-    def mode(self, whole: Tensor) -> TorchFunctionMode:
+    def mode(self, whole: Tensor) -> Watch:
         """A mode in which only some tokens take part, boolean `[B, N]`."""
         raise NotImplementedError
 
-    def _run(self, inputs: Inputs, mode: TorchFunctionMode) -> Any:
+    def _whole(self, keep: Tensor) -> Tensor:
+        whole = torch.ones(len(keep), self.layout.tokens, dtype=torch.bool, device=keep.device)
+        whole[:, self.layout.patches] = keep
+        return whole
+
+    def _run(self, inputs: Inputs, mode: Watch) -> Any:
         model = self._forward.module if isinstance(self._forward, torch.nn.DataParallel) else self._forward
-        args, kwargs = inputs.arguments(tuple(t.clone() for t in inputs.tensors))
+        tensors = tuple(t.clone() for t in inputs.tensors)
+        mode.begin(tensors)
+        args, kwargs = inputs.arguments(tensors)
         with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch(), mode:
             return model(*args, **kwargs)
 
 
 class TokenDropper(TokenRunner):
-    """The other patches leave the sequence."""
+    """The other patches leave the sequence.
+
+    Raises:
+        UnsupportedModelError: as `TokenRunner`; or a trial on one image shows that the model does not run on fewer
+            tokens, that its scores do not come from them, or that it counts them.
+    """
 
     operator = "drop_tokens"
 
-    def mode(self, whole: Tensor) -> TorchFunctionMode:
+    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs) -> None:
+        super().__init__(forward_func, inputs)
+        others = self.layout.tokens - self.layout.size
+        sizes = sorted(range(1, self.layout.size), key=lambda n: abs(n - self.layout.size // 2))
+        # A length that occurs nowhere else, so that what has it has been made for these tokens.
+        own = next((n for n in sizes if not {n, n + others} & self._lengths), None)
+        keep = torch.arange(self.layout.size, device=inputs.tensors[0].device) % 7 * self.layout.size
+        keep = (keep.argsort(stable=True).argsort() < (own or max(1, self.layout.size // 2)))[None]
+        trial = Shortened(self._making, self.layout, self._kept(self._whole(keep)), strict=own is not None)
+        try:
+            scores = logits(self._run(inputs.rows(slice(0, 1)), trial), 1)
+        except XattrError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"'drop_tokens': this model does not run on fewer tokens ({type(error).__name__}: {error})."
+            ) from error
+        if not trial.reached(scores):
+            raise UnsupportedModelError(
+                "'drop_tokens': the scores of this model do not come from the shortened tokens."
+            )
+
+    def mode(self, whole: Tensor) -> Watch:
         """A forward on a shorter sequence.
 
         Raises:
@@ -224,4 +227,8 @@ class TokenDropper(TokenRunner):
         counts = whole.sum(1)
         if bool((counts != counts[0]).any()):
             raise ValueError(f"rows keep {sorted(set(counts.tolist()))} tokens; expected as many in each.")
-        return Shortened(self._making, self.layout, whole.nonzero()[:, 1].view(len(whole), -1))
+        return Shortened(self._making, self.layout, self._kept(whole))
+
+    @staticmethod
+    def _kept(whole: Tensor) -> Tensor:
+        return whole.nonzero()[:, 1].view(len(whole), -1)
