@@ -2,15 +2,22 @@
 
 import captum.attr
 import captum.metrics
+import numpy as np
 import pytest
+import scipy.ndimage
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.models import images, relative_error, sharpen, tiny
 from tests.oracles import test_oracle as scenes
 from xattr.attr import (
+    METHODS,
     AttentionRollout,
+    BlurredMap,
     BrightnessMap,
     CentreMap,
+    EdgeMap,
     GradientXToken,
     GradSkip,
     InputSpace,
@@ -61,6 +68,85 @@ def test_controls():
     assert torch.equal(noise[1:2], RandomMap(None).attribute(x[1:2]))  # the same image, the same noise
     assert not torch.equal(noise[:1], noise[1:2])
     assert 0.45 < float(noise.mean()) < 0.55
+
+
+def test_edges_by_hand_and_against_scipy():
+    y, x = torch.meshgrid(torch.arange(5.0), torch.arange(6.0), indexing="ij")
+    ramp = (3 * y + 4 * x).expand(1, 2, 5, 6)
+    inside = EdgeMap(None).attribute(ramp)[..., 1:-1, 1:-1]
+    assert torch.allclose(inside, torch.full_like(inside, 5))  # steepness per pixel
+    assert not bool(EdgeMap(None).attribute(torch.full((1, 3, 4, 4), 7.0)).any())
+    picture = images(2, 9)
+    grey = picture.mean(1).numpy()
+    wanted = [np.hypot(*(scipy.ndimage.sobel(one, axis, mode="nearest") for axis in (0, 1))) / 8 for one in grey]
+    found = EdgeMap(None).attribute(picture)
+    assert found.shape == (2, 1, 9, 9)
+    assert torch.allclose(found[:, 0], torch.from_numpy(np.stack(wanted)), atol=1e-5)
+    assert torch.allclose(EdgeMap(None).attribute(-picture), found)
+    half = EdgeMap(None).attribute(picture.half())
+    assert torch.equal(half, EdgeMap(None).attribute(picture.half().float()))
+    assert METHODS["EdgeMap"] == "controls"
+    assert "BlurredMap" not in METHODS  # it is made of another method
+
+
+class Given:
+    """A method whose map is known."""
+
+    forward_func = None
+
+    def __init__(self, heat):
+        self.heat = heat
+
+    def attribute(self, inputs, target=None, scale=1):
+        return scale * self.heat
+
+    def get_name(self):
+        return "Given"
+
+
+@settings(max_examples=15, deadline=None)
+@given(sigma=st.floats(0.01, 0.5), factor=st.floats(-10, 10), height=st.integers(1, 12), width=st.integers(1, 12))
+def test_blurring_keeps_sums_and_constants_and_is_linear(sigma, factor, height, width):
+    heat = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(height), dtype=torch.float64)
+    x = torch.zeros(2, 3, height, width)
+    found = BlurredMap(Given(heat), sigma).attribute(x)
+    assert found.shape == heat.shape
+    assert torch.allclose(found.sum((2, 3)), heat.sum((2, 3)), atol=1e-9)
+    assert torch.allclose(BlurredMap(Given(heat), sigma).attribute(x, scale=factor), factor * found, atol=1e-9)
+    assert torch.allclose(BlurredMap(Given(torch.ones_like(heat)), sigma).attribute(x), torch.ones_like(heat))
+    alone = BlurredMap(Given(heat[1:]), sigma).attribute(x[1:])
+    assert torch.allclose(alone, found[1:])
+
+
+def test_blurred_maps_are_as_wide_as_they_say():
+    point = torch.zeros(1, 1, 81, 101)
+    point[..., 40, 50] = 1
+    found = BlurredMap(Given(point), 0.05).attribute(point)[0, 0]
+    for axis, centre in ((0, 40), (1, 50)):
+        offsets = torch.arange(found.shape[axis]) - centre
+        spread = (found.sum(1 - axis) * offsets.square()).sum().sqrt()
+        assert float(spread) == pytest.approx(0.05 * 81, rel=0.01)
+
+
+def test_a_blurred_method_stands_beside_it():
+    model, x = tiny(), images()
+    method = GradSkip(model)
+    blurred = BlurredMap(method)
+    heat = method.attribute(x, target=2)
+    found = blurred.attribute(x, target=2)
+    assert found.shape == heat.shape
+    assert found.dtype == heat.dtype
+    wanted = scipy.ndimage.gaussian_filter(heat[1, 0].double().numpy(), 0.05 * 32)
+    assert relative_error(found[1, 0], torch.from_numpy(wanted).float()) < 1e-5
+    assert blurred.attribute(x, target=2, upsample=None).shape == (2, 1, 4, 4)
+    assert blurred.forward_func is model
+    assert "GradSkip" in blurred.get_name()
+    assert isinstance(blurred.attribute((x,), target=2), tuple)
+    assert torch.equal(method.attribute(x, target=2), heat)
+    with pytest.raises(ValueError, match="sigma=0;"):
+        BlurredMap(method, 0)
+    with pytest.raises(ValueError, match=r"blurred Given: the method returned \[2, 5\]; expected maps"):
+        BlurredMap(Given(torch.zeros(2, 5))).attribute(x)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (32, 64)])

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .controls import BrightnessMap, CentreMap, RandomMap
+    from .controls import BlurredMap, BrightnessMap, CentreMap, EdgeMap, RandomMap
     from .gamma_tuner import GammaTuning, tune_gamma
     from .grad_cam import GradCam
     from .gradient_x_token import GradientXToken
@@ -30,8 +30,10 @@ METHODS: dict[str, str] = {
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
+    "EdgeMap": "controls",
 }
 _OTHERS = {
+    "BlurredMap": "controls",
     "GammaTuning": "gamma_tuner",
     "GradSkipEvidence": "gradskip",
     "GradSkipSettings": "gradskip",
@@ -47,8 +49,10 @@ __all__ = [
     "LRP",
     "METHODS",
     "AttentionRollout",
+    "BlurredMap",
     "BrightnessMap",
     "CentreMap",
+    "EdgeMap",
     "GammaTuning",
     "GradCam",
     "GradSkip",

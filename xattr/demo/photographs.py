@@ -42,8 +42,9 @@ VIT_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "RandomMap": ("RandomMap", {}),
     "CentreMap": ("CentreMap", {}),
     "BrightnessMap": ("BrightnessMap", {}),
+    "EdgeMap": ("EdgeMap", {}),
 }
-CONTROLS = ("RandomMap", "CentreMap", "BrightnessMap")
+CONTROLS = ("RandomMap", "CentreMap", "BrightnessMap", "EdgeMap")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "RandomMap (control)": ("RandomMap", {}),
     "CentreMap (control)": ("CentreMap", {}),
     "BrightnessMap (control)": ("BrightnessMap", {}),
+    "EdgeMap (control)": ("EdgeMap", {}),
 }
 
 

@@ -5,11 +5,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .average_drop import AverageDrop, average_drop
 from .complexity import effective_size, entropy, gini
 from .cost import cost_in_forwards, count_flops, peak_bytes
 from .curves import Curve, CurvePair, Protocol, deletion, insertion, insertion_deletion
 from .faithfulness import leave_one_out, saco, sensitivity_n, violations
 from .features import Features, patch_labels
+from .infidelity import Infidelity, infidelity
 from .localisation import (
     average_precision,
     boxes_as_masks,
@@ -21,9 +23,11 @@ from .localisation import (
 )
 from .perturber import Binds, Bound, Perturber
 from .presets import PRESETS, Preset, PresetResult, evaluate_preset
+from .randomisation import Randomisation, complexity_rise, randomisation
 from .ranking import auroc
 from .remembered import Remembered
 from .segmentation import SegmentationScores, segmentation_scores
+from .sensitivity import MaxSensitivity, max_sensitivity
 from .statistics import (
     Difference,
     Interval,
@@ -42,27 +46,33 @@ if TYPE_CHECKING:
 __all__ = [
     "METRICS",
     "PRESETS",
+    "AverageDrop",
     "Binds",
     "Bound",
     "Curve",
     "CurvePair",
     "Difference",
     "Features",
+    "Infidelity",
     "Interval",
+    "MaxSensitivity",
     "Metric",
     "Perturber",
     "Preset",
     "PresetResult",
     "Protocol",
+    "Randomisation",
     "Ranks",
     "Remembered",
     "SegmentationScores",
     "TokenPerturber",
     "auroc",
+    "average_drop",
     "average_precision",
     "bootstrap_interval",
     "boxes_as_masks",
     "class_sensitivity",
+    "complexity_rise",
     "cost_in_forwards",
     "count_flops",
     "deletion",
@@ -73,13 +83,16 @@ __all__ = [
     "gini",
     "grid_pointing",
     "holm",
+    "infidelity",
     "insertion",
     "insertion_deletion",
     "leave_one_out",
+    "max_sensitivity",
     "paired_differences",
     "patch_labels",
     "peak_bytes",
     "pointing",
+    "randomisation",
     "rank_methods",
     "saco",
     "segmentation_scores",
