@@ -77,7 +77,7 @@ def small() -> Photographs:
     model, pictures = cifar_model(), cifar_photographs()
     prepare = preprocessing(model)
     x = torch.cat([prepare(picture) for picture in pictures.values()])
-    shown = torch.stack([torch.from_numpy(np.asarray(picture)).permute(2, 0, 1) / 255 for picture in pictures.values()])
+    shown = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 for picture in pictures.values()])
     with torch.no_grad():
         best, target = model(x).softmax(1).max(1)
     rows = {name: row for name, row in VIT_ROWS.items() if name not in CONTROLS}

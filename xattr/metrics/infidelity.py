@@ -107,7 +107,7 @@ def infidelity(
     Example:
         >>> import torch
         >>> from xattr.metrics.infidelity import infidelity
-        >>> weights, x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.rand(1, 1, 2, 2)
+        >>> weights, x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.ones(1, 1, 2, 2)
         >>> found = infidelity(lambda z: (z * weights).sum((1, 2, 3)), x, 0.5 * x * weights, size=1)
         >>> bool(found.raw > 0.01), bool(found.value < 1e-9), round(float(found.factor), 2)
         (True, True, 2.0)
