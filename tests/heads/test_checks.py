@@ -202,3 +202,10 @@ def test_what_cannot_be_cut_is_named(trained):
         TruncatedModel(LayaModel(model.backbone, 10, pool="cls", head="concat"), 2, given)
     with pytest.raises(InputError, match="causal=True"):
         EarlyExitModel(LayaModel(model.backbone, 10, pool="cls"), 0.9)
+
+
+def test_checks_ask_for_a_head_and_its_features():
+    model = LayaModel(embedded_model("class-token"), num_classes=3, pool="cls", width=8)
+    for check in (conditioning, scorer_randomisation):
+        with pytest.raises(TypeError, match=r"found a LayaModel; expected .* model.head and model.features"):
+            check(model, [], torch.zeros(2, dtype=torch.long))

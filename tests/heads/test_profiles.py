@@ -46,7 +46,7 @@ def test_one_image_has_no_interval():
     assert bool(found.std.isnan().all())
 
 
-def test_the_picture_says_counts_means_and_what_is_missing():
+def test_the_picture_says_counts_means_and_what_is_missing(tmp_path):
     alpha, labels, predicted = sample()
     found = profile(alpha, labels, predicted, classes=["a", "b", "c", "never"])
     figure = depth_profile(found, layers=["one", "two", "three", "four"], few=60)
@@ -61,7 +61,8 @@ def test_the_picture_says_counts_means_and_what_is_missing():
     assert texts[-4:] == ["-"] * 4
     grey = sum(patch.get_facecolor()[:3] == (0.88, 0.88, 0.88) for patch in axes.patches)
     assert grey == sum(n < 60 for n in counts)
-    figure.savefig(__import__("io").BytesIO())
+    depth_profile(found, save=tmp_path / "profile.png", layers=["a rather long name"] * found.mean.shape[1])
+    assert (tmp_path / "profile.png").stat().st_size > 1000
 
 
 def test_lengths_and_choices_are_checked():

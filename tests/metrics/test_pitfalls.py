@@ -206,6 +206,18 @@ def test_huge_maps_and_effects():
         deletion(SUM, images(1), np.zeros((1, 3, 32, 32)))
 
 
+def test_a_text_is_sent_to_the_perturber_of_texts():
+    with pytest.raises(ValueError, match="TokenPerturber"):
+        deletion(SUM, {"input_ids": torch.zeros(1, 3, dtype=torch.long)}, torch.zeros(1, 3))
+
+
+def test_values_of_images_are_ranked_by_their_means():
+    table = {"auc": {"a": torch.tensor([0.9, 0.7, torch.nan]), "b": torch.tensor([0.5, 0.6, 0.7])}}
+    found = metrics.rank_methods(table, {"auc": True})
+    assert found.ranks.tolist() == [[1.0, 2.0]]
+    assert "Metric" in dir(metrics)
+
+
 # --- metrics over many batches ----------------------------------------------------------------------------------------
 
 

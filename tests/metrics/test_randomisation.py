@@ -312,3 +312,9 @@ def test_what_it_refuses():
     sizes = iter([32, 16])
     with pytest.raises(ValueError, match="expected one shape"):
         randomisation(lambda one, given, target: given[..., : next(sizes)], model, x, layers=["head"])
+
+
+def test_a_method_is_no_function_of_a_model():
+    model = tiny()
+    with pytest.raises(ValueError, match="explain is a GradSkip; expected a function"):
+        randomisation(GradSkip(model), model, images())

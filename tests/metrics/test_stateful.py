@@ -38,7 +38,7 @@ def test_batches_do_not_matter_for_maps(name):
 def test_batches_do_not_matter_for_models(name):
     model, x = tiny(), images(3)
     target = torch.tensor([0, 3, 1])
-    settings = {"baseline": "mean", "unit": "patch"} if name != "infidelity" else {}
+    settings = {} if name in ("infidelity", "average_drop") else {"baseline": "mean", "unit": "patch"}
     metric = Metric(name, **settings)
     found = METRICS[name].function(model, x, MAPS[:3], target, **settings)
     whole = found if METRICS[name].field is None else getattr(found, METRICS[name].field)

@@ -196,3 +196,9 @@ def test_the_import_is_light(monkeypatch):
     importlib.import_module("xattr.trace.preprocessing")
     assert "torch" in imported
     assert not {name.split(".")[0] for name in imported} & {"PIL", "timm", "transformers", "torchvision"}
+
+
+@pytest.mark.parametrize("size", [32, (32,), None])
+def test_a_size_is_height_and_width(size):
+    with pytest.raises(PreprocessingError, match="expected height and width"):
+        plain(size)

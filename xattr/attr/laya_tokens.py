@@ -81,7 +81,8 @@ class LayaTokenAttribution(MapAttribution):
             target: class index, or one for each image; `None` explains the predicted class.
             additional_forward_args: what else the backbone takes, by position.
             gradients: rule set of the backward.
-            upsample: resize to the image, or `None` for the grid of tokens.
+            upsample: resize to the image, or `None` for the grid of tokens. A map on the grid sums to the layer's
+                contribution less what lies on prefix tokens and biases (see `explain`); a resized one to no share.
 
         Returns:
             Signed maps, one for each layer, `[B, L, H, W]`; their sum over L is the map of the decision.

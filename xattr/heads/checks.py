@@ -40,10 +40,13 @@ def conditioning(head: MixingHead, features: Sequence[Tensor], labels: Tensor, s
     """Swap the weights of the layers between examples, or replace them by one for all.
 
     Args:
-        head: a trained head.
-        features: of all layers, `[n, d_i]` each.
+        head: a trained head, such as `model.head`.
+        features: of all layers, `[n, d_i]` each, such as `model.features(images)`.
         labels: `[n]`.
         seed: of the permutation, in which no example keeps its own.
+
+    Raises:
+        TypeError: the head does not mix layers.
 
     Example:
         >>> import torch
@@ -51,6 +54,7 @@ def conditioning(head: MixingHead, features: Sequence[Tensor], labels: Tensor, s
         >>> conditioning(LayaHead([4, 4], 2), [torch.randn(8, 4)] * 2, torch.zeros(8, dtype=torch.long)).own <= 1
         True
     """
+    _mixes(head, MixingHead)
     with in_evaluation_mode(head):
         seen = head.explain(features)
     mean = seen.alpha.mean(0).expand_as(seen.alpha)
@@ -62,6 +66,14 @@ def conditioning(head: MixingHead, features: Sequence[Tensor], labels: Tensor, s
 
     uniform = torch.full_like(mean, 1 / mean.shape[1])
     return Conditioning(right(seen.alpha), right(seen.alpha[_others(len(labels), seed)]), right(mean), right(uniform))
+
+
+def _mixes(head: object, kind: type[nn.Module]) -> None:
+    if not isinstance(head, kind):
+        raise TypeError(
+            f"found a {type(head).__name__}; expected a {kind.__name__} and the features of all layers, for instance "
+            f"model.head and model.features(images) of a LayaModel."
+        )
 
 
 def _others(n: int, seed: int) -> Tensor:
@@ -86,6 +98,7 @@ def scorer_randomisation(head: LayaHead, features: Sequence[Tensor], seeds: Sequ
     Returns:
         Spearman's correlation over layers, averaged over examples, `[seeds]`; NaN with one layer.
     """
+    _mixes(head, LayaHead)
     with in_evaluation_mode(head):
         wanted = head.explain(features).alpha
     found = []

@@ -200,7 +200,7 @@ def draw(path: Path) -> None:
     mean, std, half = (torch.tensor([[math.nan if v is None else v for v in row] for row in found[k]]) for k in MOMENTS)
     shown = Profile(("all", *FASHION_CLASSES), counts, mean, std, half, "label", "all")
     title = f"{path.stem}: mean attention to each layer, {int(counts[0]):,} test images"
-    depth_profile(shown, layers=["512 units", "256 units", "128 units"], title=title).savefig(path.with_suffix(".png"))
+    depth_profile(shown, layers=["512 units", "256 units", "128 units"], title=title, save=path.with_suffix(".png"))
 
 
 def main() -> None:

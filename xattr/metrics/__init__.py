@@ -109,3 +109,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(stateful, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "METRICS", "Metric"]

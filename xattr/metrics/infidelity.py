@@ -128,7 +128,8 @@ def infidelity(
     else:
         raise ValueError(f'perturbation={perturbation!r}; expected "squares" or "gaussian".')
     run = Run(forward_func, Inputs.of(inputs), additional_forward_args, score, 2**30, internal_batch_size, None)
-    s, d = _sums_and_drops(run.bound(target), maps, draws, fill, show_progress)
+    run = run.bound(target)
+    s, d = _sums_and_drops(run, maps, draws, fill, show_progress)
     power = s.square().sum(1)
     factor = (s * d).sum(1) / torch.where(power > 0, power, 1)
     return Infidelity(
@@ -138,7 +139,7 @@ def infidelity(
         perturbation=perturbation,
         size=float(size),
         baseline=name,
-        score=score,
+        score=run.score,
         class_="predicted" if target is None else "given",
         samples=samples,
         seed=seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,6 +90,8 @@ class Perturber:
             ValueError: a setting is none of its choices, or labels do not fit.
             UnsupportedModelError: patches, or dropping tokens, were asked for, and the model does not allow it.
         """
+        if isinstance(inputs, Mapping) and "input_ids" in inputs:
+            raise ValueError("found input_ids; a Perturber removes parts of pictures, TokenPerturber tokens of texts.")
         checked = Inputs.of(inputs)
         images, extra, limits = checked.image, self.additional_forward_args, (self.budget, self.internal_batch_size)
         run = Run(self.forward_func, checked, extra, self.score, *limits, self.autocast)

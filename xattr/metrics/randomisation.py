@@ -170,6 +170,11 @@ class _Trial:
     def of(cls, explain: Explain, model: nn.Module, inputs: Any, target: Target, seed: int, extra: Any) -> _Trial:
         while isinstance(model, nn.DataParallel) or hasattr(model, "_orig_mod"):
             model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod  # type: ignore[assignment]
+        if not callable(explain):
+            raise ValueError(
+                f"explain is a {type(explain).__name__}; expected a function of a model, images and the class, such as "
+                f"lambda model, images, target: GradSkip(model).attribute(images, target=target)."
+            )
         if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
             raise ValueError(f"found a {type(model).__name__}; expected a module that has parameters.")
         # Pruning and the older weight norm leave results of computation behind, which torch does not copy; they are

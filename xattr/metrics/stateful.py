@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from . import complexity, curves, faithfulness, localisation
+from .average_drop import average_drop
+from .infidelity import infidelity
 from .statistics import Interval, bootstrap_interval
 
 try:
@@ -46,6 +48,8 @@ METRICS: dict[str, Entry] = {
     "violations": Entry(faithfulness.violations, False, "share of images"),
     "sensitivity_n": Entry(faithfulness.sensitivity_n, True, "Pearson's correlation"),
     "saco": Entry(faithfulness.saco, True, "coefficient, -1 to 1"),
+    "infidelity": Entry(infidelity, False, "squared score", "value"),
+    "average_drop": Entry(average_drop, False, "share of the score", "drop"),
     "pointing": Entry(localisation.pointing, True, "share of images"),
     "energy": Entry(localisation.energy, True, "share of the map"),
     "grid_pointing": Entry(localisation.grid_pointing, True, "share of the map"),

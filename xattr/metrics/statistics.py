@@ -145,10 +145,11 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def rank_methods(scores: Mapping[str, Mapping[str, float]], higher_is_better: Mapping[str, bool]) -> Ranks:
+def rank_methods(scores: Mapping[str, Mapping[str, float | Tensor]], higher_is_better: Mapping[str, bool]) -> Ranks:
     """Rank the methods by every metric (metric -> method -> value), and measure how far the metrics agree.
 
-    A metric that lacks a method or its direction, or a value of NaN, is a `ValueError` that names it.
+    Of values of images, `[n]`, the mean over those that are defined counts. A metric that lacks a method or its
+    direction, or a value of NaN, is a `ValueError` that names it.
 
     Example:
         >>> found = rank_methods({"auc": {"a": 0.9, "b": 0.7}, "time": {"a": 1, "b": 2}}, {"auc": True, "time": False})
@@ -156,7 +157,8 @@ def rank_methods(scores: Mapping[str, Mapping[str, float]], higher_is_better: Ma
         ([1.0, 2.0], 1.0)
     """
     methods = _methods(scores, higher_is_better)
-    values = np.array([[row[name] for name in methods] for row in scores.values()], dtype=np.float64)
+    mean = lambda value: float(value.double().nanmean()) if isinstance(value, Tensor) else float(value)
+    values = np.array([[mean(row[name]) for name in methods] for row in scores.values()], dtype=np.float64)
     if nan := [(tuple(scores)[i], methods[j]) for i, j in np.argwhere(np.isnan(values))]:
         raise ValueError(f"found NaN for {nan}; expected numbers, which can be ranked.")
     signs = np.array([-1 if higher_is_better[metric] else 1 for metric in scores])

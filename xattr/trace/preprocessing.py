@@ -53,6 +53,8 @@ class Preprocessing:
                 f"found mean {mean} and std {std}; expected one number each for a model of one channel, or three, and "
                 f"no 0 in std."
             )
+        if not isinstance(self.size, (tuple, list)) or len(self.size) != 2:
+            raise PreprocessingError(f"found size={self.size!r}; expected height and width, such as (224, 224).")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
         object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def depth_profile(
-    profile: Profile, *, layers: Sequence[str] | None = None, few: int = 20, title: str | None = None
+    profile: Profile,
+    *,
+    layers: Sequence[str] | None = None,
+    few: int = 20,
+    title: str | None = None,
+    save: str | Path | None = None,
 ) -> Figure:
     """Mean layer attribution of all images and of each class, as numbers on colours.
 
@@ -23,6 +29,7 @@ def depth_profile(
         layers: names of the layers; `None` for their numbers from 1.
         few: rows with fewer images than this are grey.
         title: of the picture.
+        save: file to write the picture to.
 
     Returns:
         The figure, which pyplot does not know. A cell holds the mean and the half width of its 95 % interval, or a dash
@@ -36,7 +43,7 @@ def depth_profile(
         >>> depth_profile(profile(alpha, labels, labels)).axes[0].get_ylabel()
         'true class (images)'
     """
-    from ._canvas import TITLE, Picture, wrap
+    from ._canvas import TITLE, Picture, save_figure, wrap
 
     mean, half = profile.mean.numpy(), profile.half_width.numpy()
     rows, depth = mean.shape
@@ -67,4 +74,6 @@ def depth_profile(
     heading = title or f"{profile.which} images; grey: fewer than {few}"
     figure.suptitle(wrap(heading, 0.85 * width), fontsize=TITLE, parse_math=False)
     figure.colorbar(image, ax=axes)
+    if save is not None:
+        save_figure(figure, save)
     return figure
