@@ -61,7 +61,8 @@ def average_drop(
         attributions: maps `[B, C, h, w]`; channels are summed, other sizes resized bilinearly, signs count.
         target: class index, or one for each image; `None` is the predicted class.
         additional_forward_args: what else the model takes.
-        internal_batch_size: how many images one forward may hold at most; `None` for what fits into 1 GiB.
+        internal_batch_size: how many images one forward may hold at most; `None` for what fits into the budget of a
+            `Perturber`.
 
     Raises:
         ValueError: maps that do not fit the images, or hold what is no number.
@@ -88,7 +89,7 @@ def average_drop(
     constant = (low == high)[:, 0]
     scaled = (maps - low) / torch.where(high > low, high - low, 1)
     masked = images * scaled.view(-1, 1, *images.shape[2:]).to(images)
-    run = Run(forward_func, checked, additional_forward_args, "prob", 2**30, internal_batch_size, None).bound(target)
+    run = Run(forward_func, checked, additional_forward_args, "prob", None, internal_batch_size, None).bound(target)
 
     def output(part: Tensor, rows: Tensor) -> Any:
         given = run.of(rows)

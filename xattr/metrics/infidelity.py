@@ -96,7 +96,8 @@ def infidelity(
         samples: number of draws.
         seed: of the draws.
         additional_forward_args: what else the model takes.
-        internal_batch_size: how many images one forward may hold at most; `None` for what fits into 1 GiB.
+        internal_batch_size: how many images one forward may hold at most; `None` for what fits into the budget of a
+            `Perturber`.
         show_progress: whether to draw a progress bar.
 
     Raises:
@@ -127,7 +128,7 @@ def infidelity(
         maps, draws = _entries(attributions, images), _noise(images, size, samples, seed)
     else:
         raise ValueError(f'perturbation={perturbation!r}; expected "squares" or "gaussian".')
-    run = Run(forward_func, Inputs.of(inputs), additional_forward_args, score, 2**30, internal_batch_size, None)
+    run = Run(forward_func, Inputs.of(inputs), additional_forward_args, score, None, internal_batch_size, None)
     run = run.bound(target)
     s, d = _sums_and_drops(run, maps, draws, fill, show_progress)
     power = s.square().sum(1)
