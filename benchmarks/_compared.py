@@ -236,7 +236,7 @@ ROWS: dict[str, Row] = {
         "pytorch-grad-cam ROADCombined",
         batched(_road_as_shipped),
         batched(_their_road_as_shipped),
-        "noise: a standard deviation of .1, the same for every image (ours); of .01, drawn anew (theirs)",
+        "noise, of a standard deviation of .01 in both: the same for every image (ours), drawn anew (theirs)",
     ),
     **{
         f"share of pixels removed by a map with ties, nominal {percent} %": Row(

@@ -182,7 +182,7 @@ def imputed(x, gone, grain):
             else:
                 b[i] += w / total * x.reshape(channels, -1)[:, q]
     y = x.copy().reshape(channels, -1)
-    y[:, gone] = np.linalg.solve(A, b).T + 0.1 * grain.reshape(channels, -1)[:, gone]
+    y[:, gone] = np.linalg.solve(A, b).T + 0.01 * grain.reshape(channels, -1)[:, gone]
     return y.reshape(x.shape)
 
 

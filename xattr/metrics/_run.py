@@ -21,7 +21,7 @@ from .cost import peak_bytes
 from .features import Score
 
 # A larger forward leaves the caches of a CPU, and is a quarter slower there; an accelerator wants it large.
-BUDGET_CPU, BUDGET = 2**28, 2**31
+BUDGET_CPU, BUDGET = 2**27, 2**31
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,13 @@ class _Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        # A view of a weight makes nothing: what an argument lies in is counted already, or was there before.
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(out):
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()
-            if storage.nbytes() >= self._at_least and storage._cdata not in self._alive:
+            if storage.nbytes() >= self._at_least and storage._cdata not in given | self._alive.keys():
                 self._alive[storage._cdata] = storage.nbytes()
                 self._now += storage.nbytes()
                 weakref.finalize(storage, self._gone, storage._cdata)

@@ -59,7 +59,7 @@ class Perturber:
             else "mask_tokens", else "mean".
         score: softmax probability or logit of the class; or "accuracy", 1 where it has the largest score alone, else 0.
         additional_forward_args: what else the model takes; a tensor with one entry for each image goes with it.
-        budget: bytes that one forward may hold; more examples go in several; `None` for 256 MiB on a CPU,
+        budget: bytes that one forward may hold; more examples go in several; `None` for 128 MiB on a CPU,
             2 GiB elsewhere.
         internal_batch_size: how many examples one forward may hold at most, whatever the budget.
         autocast: `torch.bfloat16` or `torch.float16` runs the perturbed forwards under it; scores stay in float64.

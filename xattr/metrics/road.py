@@ -10,7 +10,7 @@ from torch import Tensor
 _WEIGHTS = torch.tensor([[1 / 12, 1 / 6, 1 / 12], [1 / 6, 0.0, 1 / 6], [1 / 12, 1 / 6, 1 / 12]], dtype=torch.float64)
 
 
-def imputed(images: Tensor, keep: Tensor, *, noise: float = 0.1, seed: int = 0, tolerance: float = 1e-4) -> Tensor:
+def imputed(images: Tensor, keep: Tensor, *, noise: float = 0.01, seed: int = 0, tolerance: float = 1e-4) -> Tensor:
     """Pictures whose removed pixels solve `x_p = sum over neighbours q of w_pq x_q`, plus Gaussian noise.
 
     Neighbours outside the picture do not count, and the weights of the others are scaled to sum to 1. The systems of
@@ -19,7 +19,7 @@ def imputed(images: Tensor, keep: Tensor, *, noise: float = 0.1, seed: int = 0, 
     Args:
         images: `[n, C, H, W]`.
         keep: boolean, `[n, 1, H, W]`.
-        noise: standard deviation; 0.1 is a variance of 0.01.
+        noise: standard deviation.
         seed: of the noise, which is the same for every picture.
         tolerance: of the residual, relative to the largest value.
 

@@ -39,7 +39,7 @@ class TokenPerturber:
             `special_tokens_mask` has it.
         score: softmax probability or logit of the class.
         additional_forward_args: what else the model takes behind a tensor of ids.
-        budget: bytes that one forward may hold; more texts go in several; `None` for 256 MiB on a CPU, 2 GiB
+        budget: bytes that one forward may hold; more texts go in several; `None` for 128 MiB on a CPU, 2 GiB
             elsewhere.
         internal_batch_size: how many texts one forward may hold at most, whatever the budget.
         autocast: `torch.bfloat16` or `torch.float16` runs the forwards under it; scores stay in float64.
