@@ -26,7 +26,7 @@ from xattr.datasets import MODELS, cell_masks, digit_scenes, embedded_model, unt
 from xattr.datasets.borrowed import efficientnet_lite0
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "evaluation"
-SEEDS, SCENES, PHOTOGRAPHS = (1, 2), 500, 32
+SEEDS, SCENES, PHOTOGRAPHS = (1, 2), 500, 24
 HIGHER = {
     "dropped": True,
     "mean fill": True,
