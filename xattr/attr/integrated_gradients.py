@@ -108,7 +108,7 @@ class IntegratedGradients(captum.attr.IntegratedGradients):  # type: ignore[misc
         scores = _scores(self.forward_func, checked.tensors, additional_forward_args, size)
         target = resolve(target, scores)
         total: list[tuple[Tensor, ...]] = []
-        for part in tqdm(list(chunks(count, size)), disable=not show_progress, leave=False):
+        for part in tqdm(list(chunks(count, size)), disable=not show_progress):
             tensors, starts, wanted, extra = (
                 _take(value, part, count) for value in (checked.tensors, baselines, target, additional_forward_args)
             )

@@ -86,7 +86,7 @@ class Run:
         found = torch.empty(groups.shape, dtype=torch.float64, device=groups.device)
         flat, steps = groups.flatten(), groups.shape[1]
         parts = [part for n in flat.unique().tolist() for part in self.chunks((flat == n).nonzero()[:, 0])]
-        for part in tqdm(parts, disable=not show_progress, leave=False):
+        for part in tqdm(parts, disable=not show_progress):
             rows = torch.div(part, steps, rounding_mode="floor")
             found.view(-1)[part] = self.values(output(part, rows), rows)
         return found

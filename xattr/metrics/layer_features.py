@@ -93,5 +93,5 @@ class _Layers:
         self.features = Features(valid, "layer", protocol.operator, protocol.target, class_)
 
     def score(self, keep: Tensor, show_progress: bool = False) -> Tensor:
-        steps = tqdm(keep.unbind(1), disable=not show_progress, leave=False)
+        steps = tqdm(keep.unbind(1), disable=not show_progress)
         return torch.stack([self._ablation.value(~kept) for kept in steps], 1)

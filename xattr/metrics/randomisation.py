@@ -116,7 +116,7 @@ def randomisation(
             f"found maps {list(wanted.shape)}; structural similarity compares windows of {WINDOW} x {WINDOW} pixels: "
             f"let explain return maps of the size of the picture."
         )
-    for names in tqdm(groups.values(), disable=not show_progress, leave=False):
+    for names in tqdm(groups.values(), disable=not show_progress):
         trial.write(names, randomised=True)
         maps = trial.maps()
         if maps.shape != wanted.shape:

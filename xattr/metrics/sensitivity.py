@@ -91,7 +91,7 @@ def max_sensitivity(
     pairs = list(zip(images.split(1), _each(target, len(images)), strict=True))
     found = []
     with in_evaluation_mode(model) if isinstance(model, nn.Module) else contextlib.nullcontext():
-        for image, class_ in tqdm(pairs, disable=not show_progress, leave=False):
+        for image, class_ in tqdm(pairs, disable=not show_progress):
             if class_ is None and callable(model):
                 class_ = resolve(None, Run(model, Inputs.of(image), None, "logit", None, None, None).scores())
                 class_ = int(class_) if isinstance(class_, Tensor) else class_
