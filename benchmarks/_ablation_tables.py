@@ -103,9 +103,10 @@ def write(folder: Path, default: str) -> None:
         "",
         "## The report: other pictures, other seeds",
         "",
-        f"The chosen default is {default}. Report scenes with the models of seeds 1 and 2, CIFAR-10 test images not "
-        "used above (with the model used above), and the other half of the kangaroo photographs. Differences to "
-        "`DEFAULT`.",
+        f"The chosen default is {default}. Report scenes with the models of seeds 1 and 2, the other half of the "
+        "kangaroo photographs"
+        + (", and CIFAR-10 test images not used above (with the model used above)" if "cifar" in report else "")
+        + ". Differences to `DEFAULT`.",
     ]
     for name, run in report.items():
         rows = ["DEFAULT", *(row for row in CANDIDATES if row != default), *OTHERS]
