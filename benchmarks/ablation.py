@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,8 +22,8 @@ import _ablation_tables as tables
 import _data as data
 import numpy as np
 import scipy.stats
-import timm
 import torch
+from _versions import versions
 from torch import Tensor
 
 import xattr
@@ -280,12 +279,7 @@ def run(stage: str) -> None:
             "columns": ["mean", "difference to the first row", "low", "high"],
             "command": "python benchmarks/ablation.py",
             "cpu_seconds": round(time.process_time() - began),
-            "versions": {
-                "xattr": xattr.__version__,
-                "torch": torch.__version__,
-                "timm": timm.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions("torch", "timm"),
             "rows": summary(rows, REFERENCES[stage]),
         }
         path.write_text(json.dumps(result) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ the folder with ``kangaroo.tar``; `xattr.datasets.borrowed.NO_DEPS` installs the
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 import _data as data
 import timm
 import torch
+from _versions import versions
 from torch import Tensor
 
-import xattr
 from xattr import attr, metrics
 from xattr.attr import GradSkip
 from xattr.datasets import MODELS, cell_masks, digit_scenes, embedded_model, untrained_model
@@ -185,12 +184,7 @@ def run(name: str) -> None:
         "what": what,
         "command": "python benchmarks/evaluation.py",
         "cpu_seconds": round(time.process_time() - began),
-        "versions": {
-            "xattr": xattr.__version__,
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "timm"),
         "table": metrics.summary_table(values, HIGHER, next(iter(rows))),
         "agreement": agreement(values),
     }
@@ -200,8 +194,7 @@ def run(name: str) -> None:
 
 def agreement(values: Mapping[str, Mapping[str, Tensor]]) -> str:
     """The mean rank of each row over the metrics, and whether the metrics agree."""
-    means = {metric: {row: float(v.nanmean()) for row, v in of.items()} for metric, of in values.items()}
-    ranks = metrics.rank_methods(means, HIGHER)
+    ranks = metrics.rank_methods(values, HIGHER)
     order = ranks.mean_rank.argsort().tolist()
     listed = ", ".join(f"{ranks.methods[i]} {float(ranks.mean_rank[i]):.1f}" for i in order)
     return f"Mean rank over the metrics: {listed}. Kendall's W {ranks.kendall_w:.2f}."

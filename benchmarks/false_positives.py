@@ -13,7 +13,6 @@ not: there differences are not symmetric, which both tests take for granted.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,8 @@ import numpy.typing as npt
 import scipy
 import scipy.stats
 import torch
+from _versions import versions
 
-import xattr
 from xattr.metrics import paired_differences
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "metrics" / "false_positives"
@@ -103,13 +102,7 @@ def _described(result: dict[str, Any], kind: str, images: int, test: str) -> dic
         "seconds": result["seconds"],
         "seeds": f"0 to {result['tables'] - 1}, one a table, for its values and for its flips",
         "command": "python benchmarks/false_positives.py",
-        "versions": {
-            "xattr": xattr.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "numpy", "scipy"),
     }
 
 

@@ -13,7 +13,6 @@ import argparse
 import io
 import json
 import os
-import platform
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,10 @@ from typing import Any
 
 import timm
 import torch
+from _versions import versions
 from PIL import Image
 from torch import Tensor
 
-import xattr
 from xattr import attr
 from xattr.datasets.borrowed import efficientnet_lite0
 from xattr.metrics import energy, pointing
@@ -125,9 +124,8 @@ def measure(name: str, model: Any, inputs: Tensor, labels: Tensor, best: dict[st
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    versions = {"xattr": xattr.__version__, "torch": torch.__version__, "timm": timm.__version__}
-    versions["python"] = platform.python_version()
-    result |= {"model": "EfficientNet-Lite0", "command": "python benchmarks/grid_pointing.py", "versions": versions}
+    command = "python benchmarks/grid_pointing.py"
+    result |= {"model": "EfficientNet-Lite0", "command": command, "versions": versions("torch", "timm")}
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(path.name, flush=True)
 

@@ -8,14 +8,12 @@ CPU minutes in all, on one thread.
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import timm
 import torch
+from _versions import versions
 
-import xattr
 from xattr import attr, demo
 from xattr.datasets import MODELS, SEEDS, digit_scenes, embedded_model, pair_scenes
 
@@ -44,12 +42,7 @@ def measure(name: str, seed: int) -> None:
         "seed": seed,
         "scenes": f"report, {SCENES} with one digit, {PAIRS} with two",
         "command": "python benchmarks/localisation.py",
-        "versions": {
-            "xattr": xattr.__version__,
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "timm"),
         "rows": rows,
     }
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -18,9 +18,9 @@ from typing import Any
 
 import timm
 import torch
+from _versions import versions
 from torch import Tensor
 
-import xattr
 from xattr.metrics import Perturber, count_flops, insertion_deletion
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "metrics" / "throughput"
@@ -93,12 +93,7 @@ def measure(run: str) -> None:
         "threads": 1,
         "machine": platform.machine(),
         "command": "python benchmarks/metrics.py",
-        "versions": {
-            "xattr": xattr.__version__,
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "timm"),
     }
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"{run}: {result['ratio']:.2f}", flush=True)

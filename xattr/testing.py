@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ._nested import replace_tensors, tensors_in
 from .trace import InputError, Target
+from .trace.inputs import as_tuple
 from .trace.outputs import logits, resolve
 
 __all__ = ["Precision", "check_precision"]
@@ -128,8 +129,7 @@ def _floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _scores(method: Attribution, inputs: Any, arguments: Any, dtype: torch.dtype) -> Tensor:
     """Scores in evaluation mode, in float32."""
     copied, cast, others = _cast(method, inputs, arguments, dtype)
-    extra = others.get("additional_forward_args")
-    extra = () if extra is None else extra if isinstance(extra, tuple) else (extra,)
+    extra = as_tuple(others.get("additional_forward_args"))
     model = copied.forward_func.eval()
     with torch.no_grad():
         if isinstance(cast, dict):

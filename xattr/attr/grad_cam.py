@@ -24,6 +24,7 @@ from ..trace import (
     gradients,
     observe,
 )
+from ..trace.modules import unwrapped
 from ._map import MapAttribution, Upsample, finish, result_dtype
 
 __all__ = ["GradCam"]
@@ -205,9 +206,7 @@ def _reached(layer: Layer, gradient: Tensor) -> Literal["patches", "others", "no
 def _module(forward_func: Any, layer: nn.Module | str | None) -> nn.Module:
     if isinstance(layer, nn.Module):
         return layer
-    model = forward_func
-    while isinstance(model, nn.DataParallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod
+    model = unwrapped(forward_func)
     if not isinstance(layer, str) or not isinstance(model, nn.Module):
         raise ValueError(f"layer={layer!r} of a {type(model).__name__}; expected a module, or a path in a module.")
     layer = layer.removeprefix("_orig_mod.").removeprefix("module.")

@@ -13,6 +13,7 @@ from ..heads.explanation import HeadExplanation
 from ..heads.mixing import MixingHead
 from ..heads.model import LayaModel
 from ..trace import InputError, Target
+from ..trace.inputs import as_tuple
 from ..trace.modules import in_evaluation_mode
 from ..trace.outputs import resolve
 
@@ -118,9 +119,8 @@ def check_model(model: Any, method: str) -> None:
 
 def explained(model: LayaModel, inputs: Any, extra: Any = None) -> HeadExplanation:
     """One forward in evaluation mode without gradients, whatever the mode of the model."""
-    extra = () if extra is None else extra if isinstance(extra, tuple) else (extra,)
     with torch.no_grad(), in_evaluation_mode(model):
-        return model.explain(*(inputs if isinstance(inputs, tuple) else (inputs,)), *extra)
+        return model.explain(*(inputs if isinstance(inputs, tuple) else (inputs,)), *as_tuple(extra))
 
 
 def of_target(by_class: Tensor, target: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._nested import tensors_in
 from ..trace import InputError
+from ..trace.modules import uncompiled
 
 if TYPE_CHECKING:
     from .layers import FeatureLayer
@@ -41,7 +42,7 @@ def collect(
     Raises:
         InputError: a layer did not run, or what it returned is not one vector for each example.
     """
-    backbone = getattr(backbone, "_orig_mod", backbone)  # hooks do not run in a compiled model
+    backbone = uncompiled(backbone)  # hooks do not run in a compiled model
     mask, batch = _attention_mask(backbone, inputs), _batch(inputs)
     found: dict[int, Tensor] = {}
     thread = threading.get_ident()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..trace import InputError
-from ..trace.modules import in_evaluation_mode
+from ..trace.modules import in_evaluation_mode, uncompiled
 from .collect import collect
 from .explanation import HeadExplanation
 from .layers import FeatureLayer, Layers, Pool, example_of, find_layers
@@ -85,7 +85,7 @@ class LayaModel(nn.Module):
             raise InputError(f"backbone is a {type(backbone).__name__}; expected a torch.nn.Module.")
         self.backbone = backbone
         self.freeze = bool(freeze)
-        plain = getattr(backbone, "_orig_mod", backbone)
+        plain = uncompiled(backbone)
         example = example_of(plain) if example is None else example
         first = next(plain.parameters(), None)
         if first is not None:
@@ -143,13 +143,13 @@ class LayaModel(nn.Module):
             "settings": self._settings,
             "freeze": self.freeze,
             "layers": [dataclasses.asdict(layer) for layer in self.layers],
-            "backbone": {"class": type(_plain(self.backbone)).__name__, "fingerprint": fingerprint(self.backbone)},
+            "backbone": {"class": type(uncompiled(self.backbone)).__name__, "fingerprint": fingerprint(self.backbone)},
         }
         text = json.dumps(card, indent=2) + "\n"
         copied = lambda v: v.detach().clone(memory_format=torch.contiguous_format)
         stored = {f"head.{k}": copied(v) for k, v in self.head.state_dict().items()}
         if not self.freeze:
-            stored |= {f"backbone.{k}": copied(v) for k, v in _plain(self.backbone).state_dict().items()}
+            stored |= {f"backbone.{k}": copied(v) for k, v in uncompiled(self.backbone).state_dict().items()}
         weights = folder / "model.safetensors.partial"
         save_file(stored, weights)
         weights.replace(folder / "model.safetensors")
@@ -178,7 +178,7 @@ class LayaModel(nn.Module):
             raise InputError("the stored layers were pooled by a callable; pass it as pool=.")
         part = lambda name: {k.removeprefix(f"{name}."): v for k, v in stored.items() if k.startswith(f"{name}.")}
         if not card["freeze"]:
-            _plain(backbone).load_state_dict(part("backbone"))
+            uncompiled(backbone).load_state_dict(part("backbone"))
         elif fingerprint(backbone) != card["backbone"]["fingerprint"]:
             raise InputError(
                 f"the head in {str(folder)!r} was trained on a {card['backbone']['class']} with other weights than "
@@ -200,7 +200,7 @@ class LayaModel(nn.Module):
 def fingerprint(module: nn.Module) -> str:
     """A hash of a module: its structure, settings, parameters and buffers, and tensors kept as plain attributes."""
     digest = hashlib.sha256()
-    module = _plain(module)
+    module = uncompiled(module)
     for path, part in module.named_modules():
         settings = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str, tuple))}
         settings.pop("training", None)
@@ -211,12 +211,6 @@ def fingerprint(module: nn.Module) -> str:
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _plain(module: nn.Module) -> nn.Module:
-    """A module as it was before it was compiled."""
-    plain: nn.Module = getattr(module, "_orig_mod", module)
-    return plain
 
 
 def _like(module: nn.Module, tensor: Tensor | None) -> None:

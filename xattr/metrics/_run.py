@@ -13,10 +13,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..trace import Inputs, Target
-from ..trace.execution import PLAIN_EXECUTION
 from ..trace.functions import InEvaluation
-from ..trace.modules import ModuleWatch
 from ..trace.outputs import logits, resolve, select
+from ..trace.plain import plain_forward
 from .cost import peak_bytes
 from .features import Score
 
@@ -40,11 +39,11 @@ class Run:
 
     forward_func: Callable[..., Any]
     inputs: Inputs
-    extra: Any
-    score: Score
-    budget: int | None
-    internal_batch_size: int | None
-    autocast: torch.dtype | None
+    extra: Any = None
+    score: Score = "prob"
+    budget: int | None = None
+    internal_batch_size: int | None = None
+    autocast: torch.dtype | None = None
     bytes_each: int = 0
     target: Any = None
 
@@ -115,11 +114,8 @@ class Run:
 
     def forward(self, inputs: Inputs) -> Any:
         """The model in evaluation mode, without gradients."""
-        model = self.forward_func
-        model = model.module if isinstance(model, torch.nn.DataParallel) else model
-        args, kwargs = inputs.arguments(inputs.tensors)
-        with torch.no_grad(), self.precision(), PLAIN_EXECUTION, ModuleWatch(), InEvaluation():
-            return model(*args, **kwargs)
+        with self.precision():
+            return plain_forward(self.forward_func, inputs, InEvaluation())
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast that was asked for."""

@@ -89,7 +89,7 @@ def average_drop(
     constant = (low == high)[:, 0]
     scaled = (maps - low) / torch.where(high > low, high - low, 1)
     masked = images * scaled.view(-1, 1, *images.shape[2:]).to(images)
-    run = Run(forward_func, checked, additional_forward_args, "prob", None, internal_batch_size, None).bound(target)
+    run = Run(forward_func, checked, additional_forward_args, internal_batch_size=internal_batch_size).bound(target)
 
     def output(part: Tensor, rows: Tensor) -> Any:
         given = run.of(rows)

@@ -13,7 +13,7 @@ from .curves import bound_of
 from .features import Score, Unit, draws, ranked
 from .fills import Baseline
 from .perturber import Binds, Bound
-from .ranking import rank_correlation
+from .ranking import correlation, rank_correlation
 
 
 def leave_one_out(
@@ -53,7 +53,8 @@ def leave_one_out(
     """
     bound = bound_of(forward_func, inputs, target, unit, baseline, score)
     features = bound.features
-    values, drops = features.values(attributions), _single_drops(bound, show_progress)
+    alone = torch.eye(features.count, dtype=torch.bool, device=features.valid.device)
+    values, drops = features.values(attributions), _drops(bound, alone[None], show_progress)
     rows = [rank_correlation(v[k][None], d[k][None]) for v, d, k in zip(values, drops, features.valid, strict=True)]
     return torch.cat(rows)
 
@@ -82,10 +83,8 @@ def violations(
     features = bound.features
     values = features.values(attributions).masked_fill(~features.valid, 0)
     first = ranked(values.abs(), valid=features.valid)[0][:, :1]
-    keep = features.valid[:, None].repeat(1, 2, 1)
-    keep[:, 1].scatter_(1, first, False)
-    scores = bound.score(keep)
-    return values.gather(1, first)[:, 0] * (scores[:, 0] - scores[:, 1]) < 0
+    gone = torch.zeros_like(features.valid).scatter(1, first, True)[:, None]
+    return (values.gather(1, first) * _drops(bound, gone))[:, 0] < 0
 
 
 def sensitivity_n(
@@ -137,12 +136,8 @@ def sensitivity_n(
     rank = keys.masked_fill(~features.valid[:, None], torch.inf).argsort(2).argsort(2)  # [B, sets, F]
     counts = torch.tensor(sizes, device=values.device) * features.valid.sum(1, keepdim=True)
     gone = rank < counts.round().clamp_min(1).repeat_interleave(samples, 1)[..., None]
-    scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~gone], 1), show_progress)
-    drops = (scores[:, :1] - scores[:, 1:]).unflatten(1, (len(sizes), samples))
-    sums = (gone * values[:, None]).sum(2).unflatten(1, (len(sizes), samples))
-    a, b = (t - t.mean(2, keepdim=True) for t in (sums, drops))
-    size = (a.square().sum(2) * b.square().sum(2)).sqrt()
-    return ((a * b).sum(2) / torch.where(size > 0, size, torch.nan)).nanmean(1)
+    pairs = (gone * values[:, None]).sum(2), _drops(bound, gone, show_progress)
+    return correlation(*(t.unflatten(1, (len(sizes), samples)) for t in pairs)).nanmean(1)
 
 
 def saco(
@@ -175,22 +170,18 @@ def saco(
     rank, sizes = order.argsort(1), features.valid.sum(1, keepdim=True)
     group = torch.div(rank * sizes.clamp_max(groups), sizes, rounding_mode="floor")
     members = (group[:, None] == torch.arange(groups, device=values.device)[:, None]) & features.valid[:, None]
-    scores = bound.score(torch.cat([features.valid[:, None], features.valid[:, None] & ~members], 1))
-    drops = scores[:, :1] - scores[:, 1:]
+    drops = _drops(bound, members)
     salience = (members * values.masked_fill(~features.valid, 0)[:, None]).sum(2)
     some = members.any(2)
-    upper = (
-        torch.ones(groups, groups, dtype=torch.bool, device=values.device).triu(1) & some[:, None] & some[:, :, None]
-    )
-    weight = (salience[:, :, None] - salience[:, None]) * upper
+    pairs = (some[:, :, None] & some[:, None]).triu(1)
+    weight = (salience[:, :, None] - salience[:, None]) * pairs
     agrees = torch.where(drops[:, :, None] >= drops[:, None], 1.0, -1.0)
     total = weight.abs().sum((1, 2))
     return (weight * agrees).sum((1, 2)) / torch.where(total > 0, total, torch.nan)
 
 
-def _single_drops(bound: Bound, show_progress: bool) -> Tensor:
-    """What the score loses without each feature, `[B, F]`."""
-    alone = torch.eye(bound.features.count, dtype=torch.bool, device=bound.features.valid.device)
-    keep = torch.cat([bound.features.valid[:, None], bound.features.valid[:, None] & ~alone], 1)
-    scores = bound.score(keep, show_progress)
+def _drops(bound: Bound, gone: Tensor, show_progress: bool = False) -> Tensor:
+    """What the score loses without sets of features, `[B, S]` from a boolean `[B, S, F]` or `[1, S, F]`."""
+    whole = bound.features.valid[:, None]
+    scores = bound.score(torch.cat([whole, whole & ~gone], 1), show_progress)
     return scores[:, :1] - scores[:, 1:]

@@ -57,11 +57,11 @@ class Features:
             raise ValueError(f"attributions are a {type(attributions).__name__}; expected a torch.Tensor.")
         if len(attributions) != batch:
             raise ValueError(f"found {len(attributions)} attributions for {batch} examples; expected one for each.")
-        if self.labels is not None and attributions.shape != self.valid.shape:
-            return feature_values(attributions, self.labels, self.count, self.grid)
-        if attributions.shape != self.valid.shape:
+        if attributions.shape == self.valid.shape:
+            return finite(attributions.detach().double()).to(self.valid.device)
+        if self.labels is None:
             raise ValueError(f"attributions {list(attributions.shape)}; expected {list(self.valid.shape)}.")
-        return finite(attributions.detach().double()).to(self.valid.device)
+        return feature_values(attributions, self.labels, self.count, self.grid)
 
 
 def patch_labels(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..trace import PreprocessingError, preprocessing
+from ..trace.modules import unwrapped
 
 Baseline: TypeAlias = "str | float | Tensor | None"
 
@@ -64,10 +65,8 @@ def blurred(images: Tensor, kernel: int = 11, sigma: float = 5.0) -> Tensor:
 
 
 def _black(model: Any, images: Tensor) -> Tensor:
-    model = model.module if isinstance(model, torch.nn.DataParallel) else model
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     try:
-        wanted = preprocessing(model)
+        wanted = preprocessing(unwrapped(model))
     except PreprocessingError as error:
         raise ValueError(
             f'baseline="black" means 0 before normalisation, and nothing says how this model normalises ({error}). '

@@ -128,7 +128,7 @@ def infidelity(
         maps, draws = _entries(attributions, images), _noise(images, size, samples, seed)
     else:
         raise ValueError(f'perturbation={perturbation!r}; expected "squares" or "gaussian".')
-    run = Run(forward_func, Inputs.of(inputs), additional_forward_args, score, None, internal_batch_size, None)
+    run = Run(forward_func, Inputs.of(inputs), additional_forward_args, score, internal_batch_size=internal_batch_size)
     run = run.bound(target)
     s, d = _sums_and_drops(run, maps, draws, fill, show_progress)
     power = s.square().sum(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..trace import Inputs, Target, UnsupportedModelError, observe
 from ..trace.masked import TokenMasker
 from ..trace.outputs import logits
-from ..trace.record import Layout
+from ..trace.record import Layout, Record
 from ..trace.shortened import TokenDropper, TokenRunner
 from ._run import Run
 from .features import Features, Score, Unit, patch_labels
@@ -98,25 +98,25 @@ class Perturber:
         run = Run(self.forward_func, checked, extra, self.score, *limits, self.autocast)
         one = run.of(torch.tensor([0]))
         with torch.no_grad():
-            layout = observe(self.forward_func, one).record.layout
-        runner = self._runner(one)
-        labels, unit, grid = self._features(layout, images)
+            record = observe(self.forward_func, one).record
+        runner = self._runner(one, record)
+        labels, unit, grid = self._features(record.layout, images)
         run = run.bound(target)
         class_ = "predicted" if target is None else "given"
         if runner is not None:
-            return _Shortened(run, runner, class_)
+            return _Shortened(run, runner, labels, class_)
         return _Filled(run, self, labels, unit, grid, class_)
 
-    def _runner(self, inputs: Inputs) -> TokenRunner | None:
+    def _runner(self, inputs: Inputs, record: Record) -> TokenRunner | None:
         kind = _RUNNERS.get(self.baseline) if isinstance(self.baseline, str) else None
         patches = self.unit is None or (isinstance(self.unit, str) and self.unit == "patch")
         if kind is not None and not patches:
             raise ValueError(f'baseline="{kind.operator}" removes patches; expected unit="patch" or None.')
         if kind is not None:
-            return kind(self.forward_func, inputs)
+            return kind(self.forward_func, inputs, record)
         for kind in _RUNNERS.values() if self.baseline is None and patches else ():
             with contextlib.suppress(UnsupportedModelError):
-                return kind(self.forward_func, inputs)
+                return kind(self.forward_func, inputs, record)
         return None
 
     def _features(self, layout: Layout | None, images: Tensor) -> tuple[Tensor, str, tuple[int, int] | None]:
@@ -178,19 +178,17 @@ class _Filled:
 class _Shortened:
     """Removed patches are no longer in the sequence, or no token sees them."""
 
-    def __init__(self, run: Run, runner: TokenRunner, class_: str) -> None:
+    def __init__(self, run: Run, runner: TokenRunner, labels: Tensor, class_: str) -> None:
         images, layout = run.inputs.image, runner.layout
         self._run, self._runner = run, runner
-        labels = patch_labels(layout.grid, (images.shape[2], images.shape[3])).to(images.device)
         valid = torch.ones(len(images), layout.size, dtype=torch.bool, device=images.device)
-        self._empty = replacement("mean", run.forward_func, images)[0]
         self.features = Features(
             valid, "patch", runner.operator, run.score, class_, labels, layout.grid, self._without(), images
         )  # fmt: skip
 
     def _without(self) -> str | None:
         """The operator of the empty picture: a model may read patches alone, or pool over them."""
-        none = torch.zeros(1, self._runner.layout.size, dtype=torch.bool, device=self._empty.device)
+        none = torch.zeros(1, self._runner.layout.size, dtype=torch.bool, device=self._run.inputs.image.device)
         try:
             scores = logits(self._runner(self._run.of(torch.tensor([0])), none), 1)
         except (RuntimeError, IndexError, ValueError):
@@ -203,7 +201,8 @@ class _Shortened:
         def output(part: Tensor, rows: Tensor) -> Any:
             inputs = self._run.of(rows)
             if self.features.empty and int(counts.flatten()[part[0]]) == 0:
-                return self._run.forward(dataclasses.replace(inputs, tensors=(self._empty[rows],)))
+                grey = replacement("mean", self._run.forward_func, inputs.image)[0]
+                return self._run.forward(dataclasses.replace(inputs, tensors=(grey,)))
             with self._run.precision():
                 return self._runner(inputs, keep.flatten(0, 1)[part])
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from ..trace import Inputs, Target
 from ..trace.execution import PLAIN_EXECUTION
-from ..trace.modules import ModuleWatch
+from ..trace.modules import ModuleWatch, unwrapped
 from ..trace.outputs import logits, resolve
 from .complexity import entropy
 from .ranking import rank_correlation
@@ -168,8 +168,7 @@ class _Trial:
 
     @classmethod
     def of(cls, explain: Explain, model: nn.Module, inputs: Any, target: Target, seed: int, extra: Any) -> _Trial:
-        while isinstance(model, nn.DataParallel) or hasattr(model, "_orig_mod"):
-            model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod  # type: ignore[assignment]
+        model = unwrapped(model)
         if not callable(explain):
             raise ValueError(
                 f"explain is a {type(explain).__name__}; expected a function of a model, images and the class, such as "

@@ -40,6 +40,11 @@ def rank_correlation(one: Tensor, other: Tensor) -> Tensor:
         torch.from_numpy(np.asarray(scipy.stats.rankdata(t.detach().double().cpu().numpy(), axis=1)))
         for t in (one, other)
     ]
-    a, b = (r - r.mean(1, keepdim=True) for r in ranks)
-    size = (a.square().sum(1) * b.square().sum(1)).sqrt()
-    return (a * b).sum(1) / torch.where(size > 0, size, torch.nan)
+    return correlation(*ranks)
+
+
+def correlation(one: Tensor, other: Tensor) -> Tensor:
+    """Pearson's correlation along the last axis, `[...]` from `[..., n]`; NaN where one of them is constant."""
+    a, b = (t - t.mean(-1, keepdim=True) for t in (one, other))
+    size = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    return (a * b).sum(-1) / torch.where(size > 0, size, torch.nan)

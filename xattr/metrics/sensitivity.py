@@ -93,7 +93,7 @@ def max_sensitivity(
     with in_evaluation_mode(model) if isinstance(model, nn.Module) else contextlib.nullcontext():
         for image, class_ in tqdm(pairs, disable=not show_progress):
             if class_ is None and callable(model):
-                class_ = resolve(None, Run(model, Inputs.of(image), None, "logit", None, None, None).scores())
+                class_ = resolve(None, Run(model, Inputs.of(image), score="logit").scores())
                 class_ = int(class_) if isinstance(class_, Tensor) else class_
             one = lambda x, class_=class_: attribute(x, target=class_)
             found.append(_one_sensitivity(one, image, radius, samples, seed, min(most, samples)))

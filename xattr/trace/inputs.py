@@ -76,7 +76,7 @@ class Inputs:
 
     def beside(self, extra: Any) -> Inputs:
         """With `additional_forward_args`: `None`, a tuple, or one argument."""
-        return dataclasses.replace(self, extra=_tuple(extra))
+        return dataclasses.replace(self, extra=as_tuple(extra))
 
     def rows(self, rows: Tensor | slice) -> Inputs:
         """Of some examples, repeated as asked; what has one entry for each example is taken along."""
@@ -91,7 +91,7 @@ class Inputs:
 
     def arguments(self, stand_ins: tuple[Tensor, ...], extra: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model, with `stand_ins` in place of the tensors."""
-        extra = (*self.extra, *_tuple(extra))
+        extra = (*self.extra, *as_tuple(extra))
         if self.key is None:
             return (*stand_ins, *extra), {}
         return extra, {self.key: stand_ins[0], **self.others}
@@ -101,7 +101,8 @@ class Inputs:
         return (result,) if self.is_tuple else result
 
 
-def _tuple(extra: Any) -> tuple[Any, ...]:
+def as_tuple(extra: Any) -> tuple[Any, ...]:
+    """`additional_forward_args`, which may be `None`, a tuple, or one argument."""
     return () if extra is None else extra if isinstance(extra, tuple) else (extra,)
 
 

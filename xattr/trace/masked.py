@@ -12,6 +12,7 @@ from .errors import UnsupportedModelError
 from .functions import COMPOSITES, attention_arguments, in_evaluation, is_softmax_over_keys, name_of, names_operands
 from .inputs import Inputs
 from .outputs import logits
+from .record import Record
 from .shortened import TokenRunner
 from .watch import Making, Watch
 
@@ -82,8 +83,8 @@ class TokenMasker(TokenRunner):
     operator = "mask_tokens"
     ragged = True
 
-    def __init__(self, forward_func: Any, inputs: Inputs) -> None:
-        super().__init__(forward_func, inputs)
+    def __init__(self, forward_func: Any, inputs: Inputs, record: Record | None = None) -> None:
+        super().__init__(forward_func, inputs, record)
         one = inputs.rows(slice(0, 1))
         for odd in (0, 1):
             keep = torch.arange(self.layout.size, device=inputs.tensors[0].device)[None] % 2 == odd

@@ -19,19 +19,42 @@ _LOCK = threading.Lock()
 Seen: TypeAlias = Callable[[nn.Module, str, Any], None]
 
 
+def on_one_device(model: Any) -> Any:
+    """A model without `DataParallel` around it."""
+    return model.module if isinstance(model, nn.DataParallel) else model
+
+
+def uncompiled(model: Any) -> Any:
+    """A module as it was before `torch.compile`."""
+    return getattr(model, "_orig_mod", model)
+
+
+def unwrapped(model: Any) -> Any:
+    """A model without either, however they are nested."""
+    while (inner := uncompiled(on_one_device(model))) is not model:
+        model = inner
+    return model
+
+
 @contextlib.contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
     """All parts of a module in evaluation mode for a while; each gets its own mode back, also with several threads."""
-    with _LOCK:
-        held = [part for part in module.modules() if part.training or part in _HELD]
-        for part in held:
-            _HELD[part] = _HELD.get(part, 0) + 1
-            part.training = False
+    held = [part for part in module.modules() if _hold(part)]
     try:
         yield
     finally:
         for part in held:
             _let_go(part)
+
+
+def _hold(module: nn.Module) -> bool:
+    """Put a module into evaluation mode, if it is not in it by itself."""
+    with _LOCK:
+        held = module.training or module in _HELD
+        if held:
+            _HELD[module] = _HELD.get(module, 0) + 1
+            module.training = False
+        return held
 
 
 def _let_go(module: nn.Module) -> None:
@@ -92,12 +115,7 @@ class ModuleWatch:
             return
         if id(module) not in self._names:
             self._names.update({id(m): name for name, m in module.named_modules() if id(m) not in self._names})
-        with _LOCK:
-            held = module.training or module in _HELD
-            if held:
-                _HELD[module] = _HELD.get(module, 0) + 1
-                module.training = False
-        self._stack.append((module, held))
+        self._stack.append((module, _hold(module)))
         if self._entering is not None:
             self._entering(module, self.path(), args)
 

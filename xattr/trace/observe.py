@@ -14,6 +14,7 @@ from .errors import InputError, UnseenError, UnsupportedModelError, XattrError
 from .execution import PLAIN_EXECUTION, without_checkpoints
 from .inputs import Inputs
 from .layers import Layer, LayerWatch
+from .modules import on_one_device
 from .outputs import Target, logits, resolve, select
 from .record import Activation, Record
 from .trace import Trace
@@ -78,7 +79,7 @@ def observe(
     """
     if not callable(forward_func):
         raise InputError(f"forward_func is a {type(forward_func).__name__}; expected a module or any other callable.")
-    model = forward_func.module if isinstance(forward_func, torch.nn.DataParallel) else forward_func
+    model = on_one_device(forward_func)
     with torch.inference_mode(False), torch.enable_grad(), PLAIN_EXECUTION:
         whole = layer is None or layer.needs_graph
         roots = tuple(t.detach().clone().requires_grad_(whole) for t in inputs.tensors)

@@ -7,6 +7,7 @@ beside tokens, such as rotary tables and position biases, are gathered alike whe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._nested import replace_tensors, tensors_in
 from .errors import UnsupportedModelError, XattrError
-from .execution import PLAIN_EXECUTION
 from .functions import attention_arguments, in_evaluation, name_of, overwritten
 from .inputs import Inputs
-from .modules import ModuleWatch
 from .observe import observe
 from .outputs import logits
-from .record import Layout
+from .plain import plain_forward
+from .record import Layout, Record
 from .watch import Finder, Making, Watch
 
 # What combines entries that stand at the same place; in-place forms included.
@@ -130,6 +130,7 @@ class TokenRunner:
     Args:
         forward_func: a module or any callable.
         inputs: examples, from the first of which the layout and the place of the tokens are learnt.
+        record: of that example, if it has been observed.
 
     Attributes:
         layout: where the patches lie.
@@ -144,11 +145,12 @@ class TokenRunner:
     operator = ""
     ragged = False
 
-    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs) -> None:
+    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs, record: Record | None = None) -> None:
         self._forward = forward_func
         one = inputs.rows(slice(0, 1))
-        with torch.no_grad():
-            record = observe(forward_func, one).record
+        if record is None:
+            with torch.no_grad():
+                record = observe(forward_func, one).record
         self.layout = record.require_blocks(f"{self.operator!r}")
         self._attentions = len(record.attentions)
         tokens = record.blocks[0].x
@@ -178,12 +180,9 @@ class TokenRunner:
         return whole
 
     def _run(self, inputs: Inputs, mode: Watch) -> Any:
-        model = self._forward.module if isinstance(self._forward, torch.nn.DataParallel) else self._forward
         tensors = tuple(t.clone() for t in inputs.tensors)
         mode.begin(tensors)
-        args, kwargs = inputs.arguments(tensors)
-        with torch.no_grad(), PLAIN_EXECUTION, ModuleWatch(), mode:
-            return model(*args, **kwargs)
+        return plain_forward(self._forward, dataclasses.replace(inputs, tensors=tensors), mode)
 
 
 class TokenDropper(TokenRunner):
@@ -196,8 +195,8 @@ class TokenDropper(TokenRunner):
 
     operator = "drop_tokens"
 
-    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs) -> None:
-        super().__init__(forward_func, inputs)
+    def __init__(self, forward_func: Callable[..., Any], inputs: Inputs, record: Record | None = None) -> None:
+        super().__init__(forward_func, inputs, record)
         others = self.layout.tokens - self.layout.size
         sizes = sorted(range(1, self.layout.size), key=lambda n: abs(n - self.layout.size // 2))
         # A length that occurs nowhere else, so that what has it has been made for these tokens.
