@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +9,11 @@ from typing import Any
 
 from torch.nn import Module
 
-from .._network import one_line
+from .._files import failed, named, names_in, running
 from ..trace import Preprocessing, preprocessing
 from ..trace.errors import LoadError, PreprocessingError
 from .class_names import short_name
-from .pretrained import from_hub, from_timm, from_torchvision, label_names
+from .pretrained import from_datasets, from_hub, from_timm, from_torchvision, label_names
 
 __all__ = ["Loaded", "load"]
 
@@ -24,8 +21,9 @@ SOURCES: dict[str, Callable[[str], tuple[Module, Preprocessing, tuple[str, ...] 
     "timm": from_timm,
     "hf": from_hub,
     "torchvision": from_torchvision,
+    "embedded": from_datasets,
 }
-_SPECS = "timm/NAME, hf/NAME, hf/FOLDER, torchvision/NAME or FILE.py:factory"
+_SPECS = "timm/NAME, hf/NAME, hf/FOLDER, torchvision/NAME, embedded/NAME or FILE.py:factory"
 _RETURNS = "an nn.Module, (model, Preprocessing) or (model, Preprocessing, class_names)"
 
 
@@ -62,8 +60,8 @@ def load(spec: str) -> Loaded:
 
     Args:
         spec: `timm/NAME`, `hf/NAME` on the hub or `hf/FOLDER`, `torchvision/NAME` (default weights), all of them
-            trained; or `FILE.py:factory`, whose `factory()` returns a module, `(model, Preprocessing)` or
-            `(model, Preprocessing, class_names)`.
+            trained; `embedded/NAME`, a small model of this package; or `FILE.py:factory`, whose `factory()` returns a
+            module, `(model, Preprocessing)` or `(model, Preprocessing, class_names)`.
 
     Raises:
         LoadError: it cannot be had; one line says why and what to do.
@@ -124,28 +122,13 @@ def _from_file(file: Path, factory: str) -> tuple[Module, Preprocessing, tuple[s
 
 
 def _call(file: Path, factory: str) -> Any:
-    """Runs a file as Python runs a script, with its folder to import from, and calls a function in it."""
-    name = f"_xattr_file_{file.stem}"
-    description = importlib.util.spec_from_file_location(name, file)
-    assert description is not None and description.loader is not None
-    module = importlib.util.module_from_spec(description)
-    # Classes look up the module that they were made in.
-    sys.modules[name] = module
-    folder = str(file.resolve().parent)
-    sys.path.insert(0, folder)
     try:
-        description.loader.exec_module(module)
-        build = getattr(module, factory, None)
-        if not callable(build):
-            made = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == name]
-            raise LoadError(f"{file.name} has no function {factory!r}; it has {', '.join(made) or 'none'}.")
-        return build()
+        with running(file) as module:
+            build = named(module, factory)
+            if build is None:
+                raise LoadError(f"{file.name} has no function {factory!r}; it has {names_in(module)}.")
+            return build()
     except LoadError:
         raise
     except Exception as error:
-        inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        line = f" in line {inside[-1]}" if inside else ""
-        raise LoadError(f"{file.name}:{factory} failed{line}: {one_line(error)}") from error
-    finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
+        raise LoadError(failed(file, factory, error)) from error

@@ -1,4 +1,4 @@
-"""Trained models by name: from timm, the Hugging Face hub and torchvision."""
+"""Trained models by name: from timm, the Hugging Face hub, torchvision and this package."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.nn import Module
 
 from .._network import cached_or_downloaded, hub, one_line, require
 from ..trace import Preprocessing, preprocessing
 from ..trace.errors import LoadError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Parts: TypeAlias = tuple[Module, Preprocessing, "tuple[str, ...] | None"]
 
@@ -102,6 +108,31 @@ def from_torchvision(name: str) -> Parts:
     except (OSError, RuntimeError) as error:
         raise LoadError(f"torchvision/{name} could not be loaded: {one_line(error)}") from error
     return model, preprocessing(weights), tuple(weights.meta["categories"])
+
+
+def from_datasets(name: str) -> Parts:
+    """A small trained model of this package: `class-token`, `mean-pool`, `distilled` or `cifar`, and `:SEED` after it.
+
+    Raises:
+        LoadError: no such name, or the weights of that seed are not installed.
+    """
+    from ..datasets import MODELS, cifar_model, embedded_model
+
+    kind, _, seed = name.partition(":")
+    if kind not in (*MODELS, "cifar") or not (seed or "0").isdecimal():
+        raise LoadError(f"found embedded/{name}; expected one of {', '.join((*MODELS, 'cifar'))}, with :SEED or not.")
+    try:
+        if kind == "cifar":
+            model: Module = cifar_model(int(seed or 0))
+            return model, preprocessing(model), label_names(model)
+        return embedded_model(kind, int(seed or 0)), Preprocessing(_digits, (0.0,), (1.0,), (24, 24)), None
+    except (ValueError, FileNotFoundError) as error:
+        raise LoadError(f"embedded/{name}: {one_line(error)}") from error
+
+
+def _digits(image: Image) -> Tensor:
+    """A grey picture as the models of digit scenes take it."""
+    return torch.from_numpy(np.array(image.resize((24, 24)), dtype=np.float32) / 255)[None]
 
 
 def label_names(model: Module) -> tuple[str, ...] | None:

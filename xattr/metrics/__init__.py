@@ -25,6 +25,7 @@ from .perturber import Binds, Bound, Perturber
 from .presets import PRESETS, Preset, PresetResult, evaluate_preset
 from .randomisation import Randomisation, complexity_rise, randomisation
 from .ranking import auroc
+from .registry import METRICS
 from .remembered import Remembered
 from .segmentation import SegmentationScores, segmentation_scores
 from .sensitivity import MaxSensitivity, max_sensitivity
@@ -41,7 +42,7 @@ from .statistics import (
 from .text import TokenPerturber
 
 if TYPE_CHECKING:
-    from .stateful import METRICS, Metric
+    from .stateful import Metric
 
 __all__ = [
     "METRICS",
@@ -104,12 +105,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("METRICS", "Metric"):
-        from . import stateful
+    if name == "Metric":
+        from .stateful import Metric
 
-        return getattr(stateful, name)
+        return Metric
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "METRICS", "Metric"]
+    return [*globals(), "Metric"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,16 @@ def count_flops(function: Callable[[], Any]) -> int:
 
     Attention is counted unfused, because torch's counter does not know the fused kernels of every device.
     """
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    # Its hooks on modules, which sort the count by module, refuse a gradient with respect to a leaf.
+    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+    with sdpa_kernel(SDPBackend.MATH), counter:
         function()
     return int(counter.get_total_flops())
+
+
+class _NoModules(contextlib.nullcontext[None]):
+    parents = frozenset({"Global"})
 
 
 def cost_in_forwards(attribute: Callable[[Tensor], Any], model: Callable[[Tensor], Any], image: Tensor) -> float:

@@ -38,3 +38,11 @@ class LoadError(XattrError, ValueError):
 
 class MethodError(XattrError, ValueError):
     """There is no method of that name, or none of those asked for could explain the model."""
+
+
+class PlanError(XattrError, ValueError):
+    """A plan for a benchmark names something that does not exist, or settings that do not fit."""
+
+
+class RunError(XattrError, OSError):
+    """A benchmark could not write or read its results."""
