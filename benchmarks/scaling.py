@@ -1,7 +1,7 @@
 """What a second worker brings, and what the runner adds to the methods' own time: ratios measured in one run.
 
-``python benchmarks/scaling.py`` runs ``explainers.toml`` on one model and fewer scenes with one worker, with two, and in
-this process, in turns, and takes the smallest times. The table goes to ``docs/evidence/benchmark/scaling.md``.
+``python benchmarks/scaling.py`` runs ``explainers.toml`` on one model and fewer scenes with one worker, with two, and
+in this process, in turns, and takes the smallest times. The table goes to ``docs/evidence/benchmark/scaling.md``.
 """
 
 from __future__ import annotations
