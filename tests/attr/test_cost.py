@@ -6,7 +6,7 @@ import torch
 
 from tests.attr.test_families import COMPLETE
 from tests.models import images, relative_error
-from xattr.attr import AttentionRollout, GradientXToken, GradSkip
+from xattr.attr import AttentionRollout, GenericAttention, GradientXToken, GradSkip
 from xattr.metrics import count_flops
 from xattr.trace import Inputs, observe
 from xattr.trace.liveness import Liveness
@@ -45,9 +45,8 @@ def test_forward_and_rollout_on_vit_b(base):
 @pytest.mark.parametrize("name", COMPLETE)
 def test_what_is_left_out_is_0(name, monkeypatch):
     x = images(3, dtype=torch.float64)
-    kinds = [
-        kind for kind in (GradSkip, GradientXToken) if name not in ("class attention", "attention and MLP side by side")
-    ]
+    columns = name not in ("class attention", "attention and MLP side by side")
+    kinds = [GradSkip, GradientXToken, GenericAttention] if columns else []
     explain = lambda kind: kind(COMPLETE[name]().double()).attribute(
         x, target=[0, 1, 2], upsample=None, **({"signed": True} if kind is GradSkip else {})
     )

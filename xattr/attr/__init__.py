@@ -7,8 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .ag_cam import AGCam
+    from .attention_grad_cam import AttentionGradCam
     from .controls import BlurredMap, BrightnessMap, CentreMap, EdgeMap, RandomMap
     from .gamma_tuner import GammaTuning, tune_gamma
+    from .generic_attention import GenericAttention
     from .grad_cam import GradCam
     from .gradient_x_token import GradientXToken
     from .gradskip import GradSkip, GradSkipEvidence, GradSkipSettings
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
     from .laya import LayaLayerAttribution
     from .laya_post_hoc import LayaPostHocAttribution
     from .laya_tokens import LayaEvidence, LayaTokenAttribution
+    from .le_grad import LeGrad
     from .lrp import LRP
     from .rollout import AttentionRollout
+    from .token_tm import TokenTM
 
 METHODS: dict[str, str] = {
     "GradSkip": "gradskip",
@@ -27,6 +32,11 @@ METHODS: dict[str, str] = {
     "GradCam": "grad_cam",
     "IntegratedGradients": "integrated_gradients",
     "LRP": "lrp",
+    "GenericAttention": "generic_attention",
+    "AttentionGradCam": "attention_grad_cam",
+    "AGCam": "ag_cam",
+    "LeGrad": "le_grad",
+    "TokenTM": "token_tm",
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
@@ -48,12 +58,15 @@ _OTHERS = {
 __all__ = [
     "LRP",
     "METHODS",
+    "AGCam",
+    "AttentionGradCam",
     "AttentionRollout",
     "BlurredMap",
     "BrightnessMap",
     "CentreMap",
     "EdgeMap",
     "GammaTuning",
+    "GenericAttention",
     "GradCam",
     "GradSkip",
     "GradSkipEvidence",
@@ -65,7 +78,9 @@ __all__ = [
     "LayaLayerAttribution",
     "LayaPostHocAttribution",
     "LayaTokenAttribution",
+    "LeGrad",
     "RandomMap",
+    "TokenTM",
     "tune_gamma",
 ]
 
