@@ -17,13 +17,17 @@ from xattr.attr import (
     AGCam,
     AttentionGradCam,
     AttentionRollout,
+    FinerCam,
+    FullGradPlus,
     GenericAttention,
     GradCam,
     GradientXToken,
     GradSkip,
     IntegratedGradients,
     LeGrad,
+    ResLRP,
     TokenTM,
+    TransformerAttribution,
 )
 from xattr.trace import TargetError, UnseenError
 
@@ -40,6 +44,10 @@ METHODS = {
     "AGCam": (AGCam, {}),
     "LeGrad": (LeGrad, {}),
     "TokenTM": (TokenTM, {}),
+    "TransformerAttribution": (TransformerAttribution, {}),
+    "FullGradPlus": (FullGradPlus, {"gradients": "libra"}),
+    "ResLRP": (ResLRP, {}),
+    "FinerCam": (FinerCam, {"relu_attributions": False}),
 }
 
 

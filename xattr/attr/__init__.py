@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .ag_cam import AGCam
     from .attention_grad_cam import AttentionGradCam
     from .controls import BlurredMap, BrightnessMap, CentreMap, EdgeMap, RandomMap
+    from .finer_cam import FinerCam
+    from .full_grad_plus import FullGradPlus
     from .gamma_tuner import GammaTuning, tune_gamma
     from .generic_attention import GenericAttention
     from .grad_cam import GradCam
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from .laya_tokens import LayaEvidence, LayaTokenAttribution
     from .le_grad import LeGrad
     from .lrp import LRP
+    from .res_lrp import ResLRP
     from .rollout import AttentionRollout
     from .token_tm import TokenTM
+    from .transformer_attribution import TransformerAttribution
 
 METHODS: dict[str, str] = {
     "GradSkip": "gradskip",
@@ -37,6 +41,10 @@ METHODS: dict[str, str] = {
     "AGCam": "ag_cam",
     "LeGrad": "le_grad",
     "TokenTM": "token_tm",
+    "TransformerAttribution": "transformer_attribution",
+    "FullGradPlus": "full_grad_plus",
+    "ResLRP": "res_lrp",
+    "FinerCam": "finer_cam",
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
@@ -65,6 +73,8 @@ __all__ = [
     "BrightnessMap",
     "CentreMap",
     "EdgeMap",
+    "FinerCam",
+    "FullGradPlus",
     "GammaTuning",
     "GenericAttention",
     "GradCam",
@@ -80,7 +90,9 @@ __all__ = [
     "LayaTokenAttribution",
     "LeGrad",
     "RandomMap",
+    "ResLRP",
     "TokenTM",
+    "TransformerAttribution",
     "tune_gamma",
 ]
 

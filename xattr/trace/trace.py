@@ -290,6 +290,12 @@ class Trace(TorchFunctionMode):
 
     def _fused_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
         given = attention_arguments(args, kwargs)
+        rule = self._rules.operations.get("scaled_dot_product_attention")
+        ruled = NotImplemented if rule is None else rule(Operation(func, (), given, self._carries, self._marks.gate))
+        if ruled is not NotImplemented:
+            if self._recorder is not None:
+                self._recorder.fused_attention(given, ruled, result)
+            return ruled
         on_scores, on_value = self._rules.attention
         missed = on_scores == 0 and not self._carries(given["value"])
         if missed:
