@@ -14,6 +14,9 @@ from torch import nn
 from tests.models import EinsumAttentionViT, images, relative_error, tiny
 from xattr.attr import (
     LRP,
+    MUTEX,
+    RISE,
+    TIS,
     AGCam,
     AttentionGradCam,
     AttentionRollout,
@@ -28,6 +31,7 @@ from xattr.attr import (
     ResLRP,
     TokenTM,
     TransformerAttribution,
+    ViTCX,
 )
 from xattr.trace import TargetError, UnseenError
 
@@ -48,6 +52,10 @@ METHODS = {
     "FullGradPlus": (FullGradPlus, {"gradients": "libra"}),
     "ResLRP": (ResLRP, {}),
     "FinerCam": (FinerCam, {"relu_attributions": False}),
+    "RISE": (RISE, {"n_masks": 6}),
+    "TIS": (TIS, {"n_masks": 6}),
+    "MUTEX": (MUTEX, {}),
+    "ViTCX": (ViTCX, {"n_masks": 4}),
 }
 
 

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from .laya_tokens import LayaEvidence, LayaTokenAttribution
     from .le_grad import LeGrad
     from .lrp import LRP
+    from .mutex import MUTEX
     from .res_lrp import ResLRP
+    from .rise import RISE
     from .rollout import AttentionRollout
+    from .tis import TIS
     from .token_tm import TokenTM
     from .transformer_attribution import TransformerAttribution
+    from .vit_cx import ViTCX
 
 METHODS: dict[str, str] = {
     "GradSkip": "gradskip",
@@ -45,6 +49,10 @@ METHODS: dict[str, str] = {
     "FullGradPlus": "full_grad_plus",
     "ResLRP": "res_lrp",
     "FinerCam": "finer_cam",
+    "RISE": "rise",
+    "TIS": "tis",
+    "MUTEX": "mutex",
+    "ViTCX": "vit_cx",
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
@@ -66,6 +74,9 @@ _OTHERS = {
 __all__ = [
     "LRP",
     "METHODS",
+    "MUTEX",
+    "RISE",
+    "TIS",
     "AGCam",
     "AttentionGradCam",
     "AttentionRollout",
@@ -93,6 +104,7 @@ __all__ = [
     "ResLRP",
     "TokenTM",
     "TransformerAttribution",
+    "ViTCX",
     "tune_gamma",
 ]
 

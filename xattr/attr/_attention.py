@@ -61,7 +61,11 @@ class Column:
 
     def result(self, tokens: Tensor, upsample: Upsample) -> Tensor:
         """The map `[B, 1, H, W]` from one value for each token, `[B, N]`."""
-        return finish(tokens[:, self.layout.patches].unflatten(1, self.layout.grid), self.inputs.image, upsample)
+        return self.patches(tokens[:, self.layout.patches].unflatten(1, self.layout.grid), upsample)
+
+    def patches(self, grid: Tensor, upsample: Upsample) -> Tensor:
+        """The map `[B, 1, H, W]` from one value for each patch, `[B, h, w]`."""
+        return finish(grid, self.inputs.image, upsample)
 
     def images(self, copies: int, budget: int) -> Iterator[slice]:
         """Slices of images so that `copies` arrays of all heads of one layer fit into the budget."""
