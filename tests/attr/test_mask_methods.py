@@ -1,5 +1,7 @@
 """Methods that score masked images or some of the tokens: literal oracles, costs, and what must not matter."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,11 @@ from tests.models import images, relative_error, tiny
 from tests.oracles import mask_methods as oracle
 from tests.oracles import test_oracle as scaled
 from tests.oracles.vit import ViTConfig
-from xattr.attr import MUTEX, RISE, TIS, ViTCX
+from tests.trace.test_safety import mixed_model, same, state
+from xattr.attr import MUTEX, RISE, TIS, TransformerAttribution, ViTCX
 from xattr.attr.mutex import statistics
 from xattr.attr.tis import k_means
-from xattr.trace import UnsupportedModelError
+from xattr.trace import TargetError, UnsupportedModelError
 
 KINDS = ["token", "avg", "distilled", "layer_scale", "registers"]
 
@@ -118,6 +121,34 @@ def test_seeds_autocast_and_progress(kind, capsys):
     state = torch.random.get_rng_state()
     kind(model).attribute(x, target=1, **METHODS[kind])
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", [*METHODS, TransformerAttribution])
+def test_nothing_of_the_users_changes(kind):
+    model, x = mixed_model(), images()
+    before, picture, options = state(model), x.clone(), METHODS.get(kind, {})
+    found = kind(model).attribute(x, target=1, **options)
+    assert same(before, state(model))
+    assert torch.equal(x, picture)
+    assert relative_error(kind(copy.deepcopy(model).eval()).attribute(x, target=1, **options), found) < 1e-4
+    for wrong in (7, [1]):
+        with pytest.raises(TargetError):
+            kind(model).attribute(x, target=wrong, **options)
+    calls = []
+
+    def breaks(z):
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("broken")
+        return model(z)
+
+    with pytest.raises(RuntimeError, match="broken"):
+        kind(breaks).attribute(x, target=1, **options)
+    assert same(before, state(model))
+    with torch.inference_mode():
+        again = kind(model).attribute(x * 1, target=1, **options)  # of an inference tensor
+    assert torch.equal(again, found)
+    assert isinstance(kind(model).attribute((x,), target=1, **options), tuple)
 
 
 @pytest.mark.parametrize("name", ["transformers ViT", "transformers DINOv2 with registers", "timm DINOv3"])

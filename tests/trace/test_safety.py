@@ -14,9 +14,6 @@ from torch import nn
 from tests.models import EinsumAttentionViT, images, relative_error, tiny
 from xattr.attr import (
     LRP,
-    MUTEX,
-    RISE,
-    TIS,
     AGCam,
     AttentionGradCam,
     AttentionRollout,
@@ -30,8 +27,6 @@ from xattr.attr import (
     LeGrad,
     ResLRP,
     TokenTM,
-    TransformerAttribution,
-    ViTCX,
 )
 from xattr.trace import TargetError, UnseenError
 
@@ -48,14 +43,9 @@ METHODS = {
     "AGCam": (AGCam, {}),
     "LeGrad": (LeGrad, {}),
     "TokenTM": (TokenTM, {}),
-    "TransformerAttribution": (TransformerAttribution, {}),
     "FullGradPlus": (FullGradPlus, {"gradients": "libra"}),
     "ResLRP": (ResLRP, {}),
     "FinerCam": (FinerCam, {"relu_attributions": False}),
-    "RISE": (RISE, {"n_masks": 6}),
-    "TIS": (TIS, {"n_masks": 6}),
-    "MUTEX": (MUTEX, {}),
-    "ViTCX": (ViTCX, {"n_masks": 4}),
 }
 
 

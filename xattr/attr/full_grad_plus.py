@@ -90,10 +90,13 @@ def _total(column: Column, biases: Biases, target: Target) -> Tensor:
                 total[:, patches] += part.to(column.dtype)
         if block is not None:
             total += dot(block.x, block.x.as_value(found[len(places) - 1])).to(column.dtype)
+        if not k:
+            break
+        if found[-1] is None:
+            return total
         if k == len(sums):
             warn_if_zero(found[-1])
-        if k:
-            above, gradient = sums[k - 1], found[-1]
+        above, gradient = sums[k - 1], found[-1]
     return total
 
 

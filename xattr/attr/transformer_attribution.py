@@ -81,7 +81,7 @@ class TransformerAttribution(MapAttribution):
         column = observe_column(self, inputs, additional_forward_args, TRANSFORMER_ATTRIBUTION)
         score = column.observed.score(target)
         attentions = [attention.out for l in blocks for attention in column.blocks[l].attentions]
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             one = score / score.detach()
         arrived = iter(gradients(one, attentions))
         relevance = {l: [next(arrived) for _ in column.blocks[l].attentions] for l in blocks}

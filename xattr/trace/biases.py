@@ -56,8 +56,9 @@ class Biases(LayerWatch):
     """Keeps biases of linear maps, convolutions and norms, and constants added to tokens (position embeddings)."""
 
     def __init__(self) -> None:
-        # Each residual sum, and the biases in front of it, behind the one before.
-        self._segments: list[tuple[GradientEdge, list[Bias]]] = []
+        # Each residual sum with its own bit, and the biases in front of it, behind the one before.
+        self._segments: list[tuple[int, GradientEdge, list[Bias]]] = []
+        self._reached = 0
         self._now: list[Bias] = []
         self._sum: Tensor | None = None
 
@@ -67,11 +68,11 @@ class Biases(LayerWatch):
 
     def operation(self, marks: Marks, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Keep the bias of a call, and end the segment with a residual sum."""
-        if self._sum is not None and out is self._sum:
-            self._segments.append((get_gradient_edge(out), self._now))
-            self._now, self._sum = [], None
-            return
         if not isinstance(out, Tensor) or not out.requires_grad or out.ndim < 3:
+            return
+        if self._sum is not None and out is self._sum:
+            self._segments.append((marks.own(out), get_gradient_edge(out), self._now))
+            self._now, self._sum = [], None
             return
         value = self._bias(marks, name, args, kwargs)
         if value is not None:
@@ -85,14 +86,24 @@ class Biases(LayerWatch):
         Raises:
             UnsupportedModelError: the last tokens are none of them.
         """
-        ends = [
-            i for i, (made, _) in enumerate(self._segments) if last.edge is not None and made.node is last.edge.node
-        ]
-        if not ends:
+        assert last.edge is not None
+        sums: list[GradientEdge] = []
+        between: list[list[Bias]] = [[]]
+        for own, made, biases in self._segments:
+            between[-1] += biases
+            # A sum that the scores do not depend on is no part of the chain.
+            if own & self._reached and not (sums and sums[-1].node is last.edge.node):
+                sums.append(made)
+                between.append([])
+        between[-1] += self._now
+        if not sums or sums[-1].node is not last.edge.node:
             raise UnsupportedModelError("the last tokens are none of the residual sums of this model.")
-        kept, later = self._segments[: ends[0] + 1], self._segments[ends[0] + 1 :]
-        behind = [bias for _, biases in later for bias in biases] + self._now
-        return [made for made, _ in kept], [*(biases for _, biases in kept), behind]
+        return sums, between
+
+    def result(self, marks: Marks, scores: Tensor) -> list[Layer]:
+        """No layers; only what the scores depend on counts."""
+        self._reached = marks.ancestors(scores)
+        return []
 
     @staticmethod
     def _bias(marks: Marks, name: str, args: Any, kwargs: Any) -> Tensor | None:
