@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from .errors import UnsupportedModelError
 from .functions import ADDITIONS
 from .geometry import Geometry, geometry_of
-from .layers import LayerWatch
+from .layers import Layer, LayerWatch
 from .marks import Marks
 from .record import Activation, Layout
 
