@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-RULES = ("epsilon", "gamma")
+RULES = ("epsilon", "gamma", "res_lrp")
 Gammas = tuple[float, float]  # of convolutions, of linear layers
 GAMMA = (0.25, 0.05)
 
@@ -140,6 +140,7 @@ class Propagation:
             raise ValueError(f"rule must be one of {RULES}, got {rule!r}")
         self.rule, self.eps = rule, eps
         self.conv_gamma, self.linear_gamma = gamma
+        self.residual_gamma = 1.0
         self.bias = images.new_zeros(len(images))
 
     def share(self, c: Tensor, b: Tensor, r: Tensor, gamma: float, axes: tuple[int, ...]) -> Tensor:
@@ -149,7 +150,7 @@ class Propagation:
         """
         b = b.expand_as(r)
         z = c.sum(-2) + b
-        if self.rule == "epsilon":
+        if self.rule in ("epsilon", "res_lrp"):
             e = self.eps * z.abs().amax(axes, keepdim=True)
             denominator = z + torch.where(z >= 0, e, -e)
         else:
@@ -159,6 +160,14 @@ class Propagation:
         per_unit = ratio(r, denominator)
         self.bias = self.bias + per_image(b * per_unit)
         return (c * per_unit[..., None, :]).sum(-1)
+
+    def residual(self, u: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Relevance of ``o = u + v`` to ``u`` and ``v``, entry by entry."""
+        o = u + v
+        if self.rule != "res_lrp":
+            return ratio(u, o) * r, ratio(v, o) * r
+        u, v = (part * torch.where(part.sign() == o.sign(), 1 + self.residual_gamma, 1) for part in (u, v))
+        return ratio(u, u + v) * r, ratio(v, u + v) * r
 
     def linear(self, layer: nn.Linear, x: Tensor, r: Tensor) -> Tensor:
         c = x[..., :, None] * layer.weight.T
@@ -235,7 +244,7 @@ def cnn_relevance(
     r = ratio(a4, a4.sum((2, 3), keepdim=True).expand_as(a4)) * r[:, :, None, None]  # average pooling
     r = run.conv(model.conv4, None, gated, r)  # ReLU6 has passed r on as it is
     r = run.diagonal(model.bn3, added, r)  # and so have the gate and ReLU
-    r_branch, r_skip = ratio(branch, added) * r, ratio(pooled, added) * r
+    r_skip, r_branch = run.residual(pooled, branch, r)
     r = r_skip + run.conv(model.conv2, model.bn2, pooled, r_branch)
     r = torch.zeros_like(a1).flatten(2).scatter(2, winners.flatten(2), r.flatten(2)).reshape(a1.shape)  # max pooling
     return run.conv(model.conv1, model.bn1, x, r), run.bias
@@ -280,14 +289,13 @@ def _block(run: Propagation, block: Block, x: Tensor, r: Tensor) -> Tensor:
     normed2 = block.norm2(middle)
     active = F.gelu(block.fc1(normed2))
     mlp = block.fc2(active)
-    out = middle + mlp
 
-    r_mlp, r = ratio(mlp, out) * r, ratio(middle, out) * r
+    r, r_mlp = run.residual(middle, mlp, r)
     r_mlp = run.linear(block.fc2, active, r_mlp)
     r_mlp = run.linear(block.fc1, normed2, r_mlp)  # GELU has passed r_mlp on as it is
     r = r + run.layer_norm(block.norm2, middle, r_mlp)
 
-    r_attention, r = ratio(attention, middle) * r, ratio(x, middle) * r
+    r, r_attention = run.residual(x, attention, r)
     r_o = run.linear(block.proj, concat, r_attention).reshape(batch, n, block.heads, d).transpose(1, 2)
     r_weighted = weighted * ratio(r_o, o)[:, :, :, None, :]
     if run.rule == "gamma":

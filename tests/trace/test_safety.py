@@ -12,7 +12,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.models import EinsumAttentionViT, images, relative_error, tiny
-from xattr.attr import LRP, AttentionRollout, GradCam, GradientXToken, GradSkip, IntegratedGradients
+from xattr.attr import (
+    LRP,
+    AGCam,
+    AttentionGradCam,
+    AttentionRollout,
+    FinerCam,
+    FullGradPlus,
+    GenericAttention,
+    GradCam,
+    GradientXToken,
+    GradSkip,
+    IntegratedGradients,
+    LeGrad,
+    ResLRP,
+    TokenTM,
+)
 from xattr.trace import TargetError, UnseenError
 
 METHODS = {
@@ -23,6 +38,14 @@ METHODS = {
     "LRP, attnlrp": (LRP, {"rule": "attnlrp"}),
     "LRP, gamma": (LRP, {"rule": "gamma"}),
     "GradCam": (GradCam, {"relu_attributions": False}),
+    "GenericAttention": (GenericAttention, {}),
+    "AttentionGradCam": (AttentionGradCam, {"relu_attributions": False}),
+    "AGCam": (AGCam, {}),
+    "LeGrad": (LeGrad, {}),
+    "TokenTM": (TokenTM, {}),
+    "FullGradPlus": (FullGradPlus, {"gradients": "libra"}),
+    "ResLRP": (ResLRP, {}),
+    "FinerCam": (FinerCam, {"relu_attributions": False}),
 }
 
 
@@ -166,6 +189,7 @@ def test_a_batch_equals_single_calls(explain):
 
 
 def compiles_again():
+    torch._dynamo.reset()  # or its limit of compilations of one function is met
     compiled = []
     torch.compile(lambda x: x + 1, backend=lambda graph, inputs: compiled.append(graph) or graph.forward)(torch.ones(1))
     return bool(compiled)

@@ -7,8 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .ag_cam import AGCam
+    from .attention_grad_cam import AttentionGradCam
     from .controls import BlurredMap, BrightnessMap, CentreMap, EdgeMap, RandomMap
+    from .finer_cam import FinerCam
+    from .full_grad_plus import FullGradPlus
     from .gamma_tuner import GammaTuning, tune_gamma
+    from .generic_attention import GenericAttention
     from .grad_cam import GradCam
     from .gradient_x_token import GradientXToken
     from .gradskip import GradSkip, GradSkipEvidence, GradSkipSettings
@@ -17,8 +22,16 @@ if TYPE_CHECKING:
     from .laya import LayaLayerAttribution
     from .laya_post_hoc import LayaPostHocAttribution
     from .laya_tokens import LayaEvidence, LayaTokenAttribution
+    from .le_grad import LeGrad
     from .lrp import LRP
+    from .mutex import MUTEX
+    from .res_lrp import ResLRP
+    from .rise import RISE
     from .rollout import AttentionRollout
+    from .tis import TIS
+    from .token_tm import TokenTM
+    from .transformer_attribution import TransformerAttribution
+    from .vit_cx import ViTCX
 
 METHODS: dict[str, str] = {
     "GradSkip": "gradskip",
@@ -27,6 +40,19 @@ METHODS: dict[str, str] = {
     "GradCam": "grad_cam",
     "IntegratedGradients": "integrated_gradients",
     "LRP": "lrp",
+    "GenericAttention": "generic_attention",
+    "AttentionGradCam": "attention_grad_cam",
+    "AGCam": "ag_cam",
+    "LeGrad": "le_grad",
+    "TokenTM": "token_tm",
+    "TransformerAttribution": "transformer_attribution",
+    "FullGradPlus": "full_grad_plus",
+    "ResLRP": "res_lrp",
+    "FinerCam": "finer_cam",
+    "RISE": "rise",
+    "TIS": "tis",
+    "MUTEX": "mutex",
+    "ViTCX": "vit_cx",
     "RandomMap": "controls",
     "CentreMap": "controls",
     "BrightnessMap": "controls",
@@ -48,12 +74,20 @@ _OTHERS = {
 __all__ = [
     "LRP",
     "METHODS",
+    "MUTEX",
+    "RISE",
+    "TIS",
+    "AGCam",
+    "AttentionGradCam",
     "AttentionRollout",
     "BlurredMap",
     "BrightnessMap",
     "CentreMap",
     "EdgeMap",
+    "FinerCam",
+    "FullGradPlus",
     "GammaTuning",
+    "GenericAttention",
     "GradCam",
     "GradSkip",
     "GradSkipEvidence",
@@ -65,7 +99,12 @@ __all__ = [
     "LayaLayerAttribution",
     "LayaPostHocAttribution",
     "LayaTokenAttribution",
+    "LeGrad",
     "RandomMap",
+    "ResLRP",
+    "TokenTM",
+    "TransformerAttribution",
+    "ViTCX",
     "tune_gamma",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -32,6 +33,16 @@ class NamedAttribution(GradientAttribution):  # type: ignore[misc]
         """
         raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}; use attribute.")
 
+    def attribute_targets(self, *args: Any, **kwargs: Any) -> Any:
+        """Maps of several classes from one forward, `[T, B, ...]`, where a method shares it.
+
+        Raises:
+            NotImplementedError: this method does not.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not share a forward between targets; call attribute for each of them."
+        )
+
 
 class MapAttribution(NamedAttribution):
     """A Captum attribution whose result is a map `[B, 1, H, W]`."""
@@ -43,6 +54,19 @@ class MapAttribution(NamedAttribution):
             NotImplementedError: always.
         """
         raise NotImplementedError(f"{type(self).__name__} is not complete: its sum has no value to be compared with.")
+
+
+def checked_targets(targets: Sequence[Any] | Tensor) -> list[Any]:
+    """The entries of `targets`.
+
+    Raises:
+        ValueError: it is no sequence, or empty.
+    """
+    if not isinstance(targets, (list, tuple, Tensor)) or (isinstance(targets, Tensor) and not targets.ndim):
+        raise ValueError(f"targets={targets!r}; expected a sequence of targets, or a tensor [T] or [T, B].")
+    if not len(targets):
+        raise ValueError("targets is empty; expected at least one class.")
+    return list(targets)
 
 
 def result_dtype(image: Tensor) -> torch.dtype:

@@ -81,7 +81,8 @@ class GradCam(MapAttribution, LayerAttribution):
         Raises:
             UnsupportedModelError: the model has no layer in which the image's cells can be told.
         """
-        return self._layer(Inputs.of(inputs), None, additional_forward_args, at_input=False)[0].path
+        score = lambda observed: observed.score(None)
+        return self._layer(Inputs.of(inputs), score, additional_forward_args, at_input=False)[0].path
 
     @log_usage()
     def attribute(
@@ -114,9 +115,29 @@ class GradCam(MapAttribution, LayerAttribution):
                 is not known; the message names a layer that works.
             InputError: the layer did not run.
         """
+        return self._map(
+            inputs,
+            lambda observed: observed.score(target),
+            additional_forward_args,
+            attribute_to_layer_input,
+            relu_attributions,
+            attr_dim_summation,
+            upsample,
+        )
+
+    def _map(
+        self,
+        inputs: Any,
+        score: Callable[[Pass], Tensor],
+        extra: Any,
+        at_input: bool,
+        relu_attributions: bool,
+        attr_dim_summation: bool,
+        upsample: Upsample,
+    ) -> Any:
         checked = Inputs.of(inputs)
         image = checked.image
-        layer, gradient = self._layer(checked, target, additional_forward_args, attribute_to_layer_input)
+        layer, gradient = self._layer(checked, score, extra, at_input)
         geometry, value = layer.geometry, layer.output.value
         assert geometry is not None
         with torch.inference_mode(False), torch.no_grad():
@@ -130,7 +151,9 @@ class GradCam(MapAttribution, LayerAttribution):
             grid = products[:, cells].sum(-1).unflatten(1, geometry.layout.grid)
         return checked.like(finish(grid.relu() if relu_attributions else grid, image, upsample))
 
-    def _layer(self, inputs: Inputs, target: Target, extra: Any, at_input: bool) -> tuple[Layer, Tensor]:
+    def _layer(
+        self, inputs: Inputs, score: Callable[[Pass], Tensor], extra: Any, at_input: bool
+    ) -> tuple[Layer, Tensor]:
         """The layer that is read, and the gradient there."""
         if self.layer is None:
             if at_input:
@@ -140,27 +163,27 @@ class GradCam(MapAttribution, LayerAttribution):
             observed = self._given(inputs, extra, at_input)
         layer = observed.layers[0]
         if layer.geometry is None:
-            shape, advice = list(layer.output.value.shape), self._advice(layer, inputs, target, extra)
+            shape, advice = list(layer.output.value.shape), self._advice(layer, inputs, score, extra)
             raise UnsupportedModelError(
                 f"where the image's cells lie in the layer {layer.path!r} {shape} is not known (windows, one token, "
                 f"another order){advice}."
             )
-        (gradient,) = gradients(observed.score(target), [layer.output])
+        (gradient,) = gradients(score(observed), [layer.output])
         reached = _reached(layer, gradient)
         if reached == "others":
-            found = self._reached_layers(inputs, target, extra) if self.layer is None else []
+            found = self._reached_layers(inputs, score, extra) if self.layer is None else []
             if found:
                 return found[0]
             raise UnsupportedModelError(
                 f"no gradient reaches the patch tokens at the layer {layer.path!r}: behind it the score reads other "
-                f"tokens only{self._advice(layer, inputs, target, extra)}."
+                f"tokens only{self._advice(layer, inputs, score, extra)}."
             )
         if reached == "nothing":
             warnings.warn(
                 f"the gradient of the score is 0 at the layer {layer.path!r}, so the map is 0 (a classifier that is "
                 f"still zero, or saturated?)",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return layer, gradient
 
@@ -182,15 +205,17 @@ class GradCam(MapAttribution, LayerAttribution):
             )
         return observed
 
-    def _reached_layers(self, inputs: Inputs, target: Target, extra: Any) -> list[tuple[Layer, Tensor]]:
+    def _reached_layers(
+        self, inputs: Inputs, score: Callable[[Pass], Tensor], extra: Any
+    ) -> list[tuple[Layer, Tensor]]:
         """The layers at which a gradient reaches the patches, best first."""
         observed = observe(self.forward_func, inputs, extra, layer=LayerFinder())
-        found = gradients(observed.score(target), [layer.output for layer in observed.layers])
+        found = gradients(score(observed), [layer.output for layer in observed.layers])
         pairs = zip(observed.layers, found, strict=True)
         return [(layer, gradient) for layer, gradient in pairs if _reached(layer, gradient) == "patches"]
 
-    def _advice(self, layer: Layer, inputs: Inputs, target: Target, extra: Any) -> str:
-        found = [other.path for other, _ in self._reached_layers(inputs, target, extra) if other.path != layer.path]
+    def _advice(self, layer: Layer, inputs: Inputs, score: Callable[[Pass], Tensor], extra: Any) -> str:
+        found = [other.path for other, _ in self._reached_layers(inputs, score, extra) if other.path != layer.path]
         return f"; try {found[0]!r}, or give no layer" if found else ""
 
 

@@ -9,9 +9,10 @@ import torch
 from captum.log import log_usage
 from torch import Tensor
 
-from ..trace import Attention, Inputs, Layout, Record, Target, UnsupportedModelError, gradients, observe
+from ..trace import Inputs, Layout, Record, Target, UnsupportedModelError, gradients, observe
 from ..trace.record import image_chunks
-from ._map import MAP_BUDGET, MapAttribution, Upsample, finish, result_dtype, tokens_read
+from ._attention import read_out
+from ._map import MAP_BUDGET, MapAttribution, Upsample, finish, result_dtype
 
 __all__ = ["AttentionRollout", "rollout"]
 
@@ -140,15 +141,11 @@ class AttentionRollout(MapAttribution):
                     f"readout has the shape {list(given.shape)}; expected [{layout.tokens}] or [B, {layout.tokens}]."
                 )
             return given.to(score.device).expand(len(score), -1)
-        pools: list[Attention] = [a for a in record.head if a.shape[3] == layout.tokens]
-        if pools:
-            return pools[-1].map().mean((1, 2))
         assert record.last is not None
-        read = tokens_read(gradients(score, [record.last])[0]).to(score.dtype)
-        count = read.sum(1, keepdim=True)
-        if not bool((count > 0).all()):
+        row = read_out(record, layout, gradients(score, [record.last])[0])
+        if not bool((row > 0).any(1).all()):
             raise UnsupportedModelError(
                 "AttentionRollout found no token that the score reads (its gradient at the last tokens is 0). "
                 "Give the weights of the tokens read as readout=."
             )
-        return read / count
+        return row

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .features import Score, Unit
+from ..trace.run import Score
+from .features import Unit
 from .fills import Baseline
 
 _CHOICES = {

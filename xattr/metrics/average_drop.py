@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..trace import Inputs, Target
-from ._run import Run
+from ..trace.run import Run
 from .features import feature_values
 from .perturber import Bound, Perturber
 

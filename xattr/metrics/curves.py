@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..trace import Target
-from .features import Features, Score, Unit, ranked
+from ..trace.run import Score
+from .features import Features, Unit, ranked
 from .fills import Baseline
 from .perturber import Binds, Bound, Perturber
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..trace import Target
+from ..trace.run import Score
 from .curves import bound_of
-from .features import Score, Unit, draws, ranked
+from .features import Unit, draws, ranked
 from .fills import Baseline
 from .perturber import Binds, Bound
 from .ranking import correlation, rank_correlation

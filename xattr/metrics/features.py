@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Unit: TypeAlias = "Literal['patch', 'pixel'] | Tensor | None"
-Score = Literal["prob", "logit", "accuracy"]
 
 
 @dataclass(frozen=True)

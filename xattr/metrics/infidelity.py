@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..trace import Inputs, Target
-from ._run import Run
-from .features import Score, finite, patch_labels
+from ..trace.run import Run, Score
+from .features import finite, patch_labels
 from .fills import Baseline, replacement
 from .perturber import Bound, Perturber
 

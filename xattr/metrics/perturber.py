@@ -15,9 +15,9 @@ from ..trace import Inputs, Target, UnsupportedModelError, observe
 from ..trace.masked import TokenMasker
 from ..trace.outputs import logits
 from ..trace.record import Layout, Record
+from ..trace.run import Run, Score
 from ..trace.shortened import TokenDropper, TokenRunner
-from ._run import Run
-from .features import Features, Score, Unit, patch_labels
+from .features import Features, Unit, patch_labels
 from .fills import Baseline, replacement
 from .road import imputed
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..trace import Target
+from ..trace.run import Score
 from ._presets_table import PRESETS, Preset
 from .curves import Protocol
-from .features import Features, Score, ranked
+from .features import Features, ranked
 from .fills import Baseline
 from .perturber import Bound, Perturber
 

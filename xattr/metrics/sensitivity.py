@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..trace import Inputs, Target
 from ..trace.modules import in_evaluation_mode
 from ..trace.outputs import resolve
-from ._run import Run
+from ..trace.run import Run
 
 
 @dataclass(frozen=True)

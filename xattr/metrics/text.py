@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..trace import Inputs, Target
-from ._run import Run
-from .features import Features, Score
+from ..trace.run import Run, Score
+from .features import Features
 from .perturber import Bound
 
 Operator = Literal["mask", "drop", "replace"]

@@ -15,14 +15,15 @@ In every set but `plain` a factor that only scales (a sigmoid, a softmax over ch
 Batch norm is the affine map of its running statistics in all of them, with `epsilon` and `gamma` as a part of the map
 before it. Input times gradient plus the same over all biases is the logit under `libra` and `gamma`; under `attnlrp`
 and `epsilon` (for eps -> 0) where there is no softmax (no attention); under `cp` with piecewise linear activations and
-no products of two activations. The functions `cp`, `epsilon` and `gamma` make variants of a set.
+no products of two activations. The functions `cp`, `epsilon` and `gamma` make variants of a set, `res_lrp` adds a rule
+at sums to `attnlrp`.
 
 `attnlrp`, `cp`, `epsilon` and `gamma` are layer-wise relevance propagation (LRP), which is claimed as patented by its
 authors.
 """
 
 from .operation import Operation, Rule, RuleSet
-from .sets import ATTNLRP, CP, EPSILON, GAMMA, LIBRA, PLAIN, RULE_SETS, cp, epsilon, gamma, rule_set
+from .sets import ATTNLRP, CP, EPSILON, GAMMA, LIBRA, PLAIN, RULE_SETS, cp, epsilon, gamma, res_lrp, rule_set
 
 __all__ = [
     "ATTNLRP",
@@ -38,5 +39,6 @@ __all__ = [
     "cp",
     "epsilon",
     "gamma",
+    "res_lrp",
     "rule_set",
 ]

@@ -1,9 +1,10 @@
-"""The epsilon and the gamma rule of linear maps (linear layers, convolutions of all kinds), with batch norm folded in.
+"""The epsilon, gamma and alpha-1 rules of linear maps (linear layers, all convolutions), with batch norm folded in.
 
 With the output `z_k = sum_j x_j w_jk + b_k`, its relevance `R_k = z_k g_k` and `g` the gradient that arrives:
 
     epsilon:  R_j = sum_k x_j w_jk R_k / (z_k + eps max|z| sign(z_k))
     gamma:    R_j = sum_k (c_jk + gamma c_jk^s) R_k / (sum_i (c_ik + gamma c_ik^s) + b_k + gamma b_k^s)
+    alpha-1:  R_j = sum_k c_jk^+ R_k / sum_i c_ik^+
 
 where `c_jk = x_j w_jk`, `s` is the sign of `z_k` and `c^s` the part of `c` that has this sign, so inputs may have both
 signs. Both are put around the ordinary map, never in place of its backward: epsilon changes the gradient that enters
@@ -74,6 +75,24 @@ class _Gamma(torch.autograd.Function):
         return on_z.to(grad.dtype), on_a.to(grad.dtype), None
 
 
+class _AlphaOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, a: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        wide, large = (
+            z.to(torch.promote_types(z.dtype, torch.float32)),
+            a.to(torch.promote_types(a.dtype, torch.float32)),
+        )
+        positive = ((wide if bias is None else wide - bias) + large) / 2
+        none = positive <= 16 * torch.finfo(wide.dtype).eps * large  # what is left of sums that cancel
+        ctx.save_for_backward(torch.where(none, 0, wide / torch.where(none, 1, 2 * positive)).to(z.dtype))
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (factor,) = ctx.saved_tensors
+        return grad * factor, grad * factor, None
+
+
 @dataclass(frozen=True)
 class Around:
     """What is put around a linear map: the function of its parts, and whether it needs the absolute map."""
@@ -96,6 +115,16 @@ def gamma(value: float) -> Around:
         return _Gamma.apply(parts.z, parts.a if parts.bias is None else parts.a + parts.bias.abs(), value)
 
     return Around(apply, absolute=value > 0)
+
+
+def alpha_one() -> Around:
+    """The alpha-1 rule: only positive contributions, biases get nothing; `sum_j c^+ = (z - b + a) / 2`."""
+
+    def apply(parts: Parts, axes: tuple[int, ...]) -> Tensor:
+        assert parts.a is not None
+        return _AlphaOne.apply(parts.z, parts.a, parts.bias)
+
+    return Around(apply, absolute=True)
 
 
 def ordinary(op: Operation) -> Any:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from . import elementwise, linear_maps, normalisation, products
+from . import elementwise, linear_maps, normalisation, products, relevance, sums
 from .linear_maps import Around
 from .names import ACTIVATIONS, HOMOGENEOUS
 from .operation import Rule, RuleSet
 
 _CONVOLUTIONS = tuple(f"conv{way}{size}d" for way in ("", "_transpose") for size in "123")
 _MULTIPLY = ("mul", "__mul__", "__rmul__", "multiply")
+_SUMS = ("add", "__add__", "__radd__")
 _MATRIX_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "einsum")
 
 _NORMALISATION: dict[str, Rule] = {
@@ -119,7 +120,35 @@ def gamma(convolution: float = 0.25, linear: float = 0.05) -> RuleSet:
     return RuleSet("gamma", _frozen(_LIBRA, around), _CONSTANT_ATTENTION, HOMOGENEOUS)
 
 
+def res_lrp(gamma: float = 1.0) -> RuleSet:
+    """AttnLRP with the gamma rule at every sum of two activations, as in ResLRP.
+
+    Args:
+        gamma: how much more a branch counts that has the sign of the sum; 0 is `attnlrp`.
+    """
+    if not gamma >= 0:
+        raise ValueError(f"gamma={gamma!r}; expected a number that is at least 0.")
+    added = dict.fromkeys(_SUMS, sums.gamma_sum(gamma))
+    return RuleSet("res_lrp", _frozen(_ATTNLRP, added), ATTNLRP.attention, ATTNLRP.ordinary)
+
+
 CP, EPSILON, GAMMA = cp(), epsilon(), gamma()
+
+_ALPHA_ONE = linear_maps.alpha_one()
+TRANSFORMER_ATTRIBUTION = RuleSet(
+    "transformer_attribution",
+    _frozen(
+        _ATTNLRP,
+        dict.fromkeys((*_GATED, "layer_norm", "rms_norm", "group_norm", "softmax"), relevance.passed_on),
+        dict.fromkeys(_SUMS, sums.shared_sum),
+        dict.fromkeys(_MATRIX_PRODUCTS, relevance.halved),
+        dict.fromkeys(("linear", *_CONVOLUTIONS), linear_maps.linear_map(_ALPHA_ONE)),
+        {"scaled_dot_product_attention": relevance.attention},
+    ),
+    ordinary=HOMOGENEOUS,
+)
+"""The relevance of Transformer Attribution (arXiv:2012.09838); only that method uses it."""
+
 RULE_SETS: dict[str, RuleSet] = {rules.name: rules for rules in (PLAIN, LIBRA, ATTNLRP, CP, EPSILON, GAMMA)}
 
 

@@ -14,7 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from .._nested import tensors_in
 from .geometry import Geometry, geometry_of
 from .marks import Marks
-from .record import Activation
+from .record import Activation, Attention
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Candidate:
 
 
 class LayerWatch:
-    """Sees the modules, attentions and residual sums of a pass, and picks layers; this one picks none."""
+    """Sees the modules, operations, attentions and residual sums of a pass, and picks layers; this one picks none."""
 
     needs_graph = True
     """Whether gradients lead to the inputs."""
@@ -59,14 +59,20 @@ class LayerWatch:
     def leaving(self, marks: Marks, module: nn.Module, path: str, output: Any) -> None:
         """A module has run."""
 
-    def attention(self, of_map: int, of_values: int) -> None:
+    def attention(self, attention: Attention, of_map: int, of_values: int) -> None:
         """An attention has run, with these ancestors of its map and of its values."""
 
     def block(self, x: Tensor) -> None:
         """A residual sum of the last attention has been made, with the skip `x`."""
 
+    def tokens(self, made: Tensor) -> None:
+        """These may be the last tokens: a residual sum, of attention or of what comes behind it."""
+
     def before_write(self, target: Tensor) -> None:
         """A tensor is about to be overwritten."""
+
+    def operation(self, marks: Marks, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An operation on something that depends on the image has run."""
 
     def result(self, marks: Marks, scores: Tensor) -> list[Layer]:
         """The layers, best first."""
@@ -186,7 +192,7 @@ class LayerFinder(LayerWatch):
         elif known[-1].path.startswith(f"{path}."):
             known[-1].path = path  # a container that returns what its last part made
 
-    def attention(self, of_map: int, of_values: int) -> None:
+    def attention(self, attention: Attention, of_map: int, of_values: int) -> None:
         """What map and values both come from is read by the attention."""
         self._read = [candidate for candidate in self._recent if candidate.own & of_map & of_values]
         self._attentions.append(of_map | of_values)

@@ -112,8 +112,10 @@ class Attention:
 
     def map(self, images: slice = slice(None)) -> Tensor:
         """The attention map `[B, H, N, M]` of some images; rows (queries) sum to 1. At least float32."""
-        if self.weights is not None:
-            return _wide(self.weights[images])
+        return _wide(self.weights[images]) if self.weights is not None else self.scores(images).softmax(-1)
+
+    def scores(self, images: slice = slice(None)) -> Tensor:
+        """What the softmax is taken of, `[B, H, N, M]`; only where queries and keys were kept."""
         assert self.query is not None and self.key is not None
         scores = _wide(self.query[images]) * self.scale @ _wide(self.key[images]).mT
         if self.causal:
@@ -122,7 +124,7 @@ class Attention:
         if self.mask is not None:
             mask = self.mask[images] if self.mask.ndim == 4 and len(self.mask) == len(self.query) else self.mask
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        return scores.softmax(-1)
+        return scores
 
     def map_gradient(self, out_gradient: Tensor, images: slice = slice(None)) -> Tensor:
         """`df/dA = df/do @ V^T`, `[B, H, N, M]`, from the gradient of what the attention returned."""

@@ -123,7 +123,7 @@ class Recorder:
         self._attentions.append(attention)
         self._ancestry.append(ancestry)
         if self._layer is not None:
-            self._layer.attention(*ancestry)
+            self._layer.attention(attention, *ancestry)
 
     # -- residual sums -------------------------------------------------------------------------------------------------
 
@@ -160,6 +160,7 @@ class Recorder:
         self._last.append((mark.own, mark.ancestors, Activation.of(z, swapped=found.x.swapped)))
         if self._layer is not None:
             self._layer.block(found.x.value)
+            self._layer.tokens(z)
         attentions = tuple(self._attentions[i] for i in found.opened)
         projection = self._projections.get(found.opened[0]) if len(found.opened) == 1 else None
         block = Block(attentions[0].path, attentions, found.x, found.a, self._last[-1][2], projection)
@@ -186,6 +187,8 @@ class Recorder:
             alike = out.ndim > 1 and (out.transpose(0, 1) if tokens.swapped else out).shape == tokens.value.shape
             if alike and all(self._marks.ancestors(t) & current for t in args[:2]):
                 self._last.append((own, self._marks.ancestors(out), Activation.of(out, swapped=tokens.swapped)))
+                if self._layer is not None:
+                    self._layer.tokens(out)
 
     def meeting(self, out: Tensor, ancestors: list[int]) -> None:
         """An operation on several tensors that depend on the image."""

@@ -43,6 +43,11 @@ from .recorder import Recorder
 from .stand_ins import StandIns, graph_behind
 
 
+def _without_rule(op: Operation) -> Any:
+    """A linear map in a rule set that does not name it."""
+    return op.run()
+
+
 class Trace(TorchFunctionMode):
     """Stands between a model and torch for the length of one forward.
 
@@ -70,8 +75,7 @@ class Trace(TorchFunctionMode):
         self._modules = ModuleWatch()
         if layer is not None:
             self._modules = ModuleWatch(partial(layer.entering, self._marks), partial(layer.leaving, self._marks))
-        # Where attention is constant, parts of linear maps get no gradient.
-        self._live = Liveness(self._marks) if rules.attention[0] == 0 and record else None
+        self._live = Liveness(self._marks) if record else None
         self._recorder = Recorder(self._marks, len(roots[0]), self._modules.path, layer) if record else None
         self._tensors = StandIns(self._marks, roots, self._modules.where)
         # Name, module and node of each operation that the rules do not cover.
@@ -203,11 +207,13 @@ class Trace(TorchFunctionMode):
                     self._live.begin(outputs[0], 0 if residual.x.swapped else 1)
             elif len(ancestors) > 1:
                 recorder.meeting(outputs[0], ancestors)
+        if self._layer is not None:
+            self._layer.operation(self._marks, name, func, args, kwargs, out)
         return out
 
     def _unread(self, func: Any, args: Any, kwargs: Any) -> set[int]:
-        """Operands through which no gradient passes."""
-        if func is not F.scaled_dot_product_attention:
+        """Operands through which no gradient passes: queries and keys where attention is constant."""
+        if func is not F.scaled_dot_product_attention or self._rules.attention[0] != 0:
             return set()
         given = attention_arguments(args, kwargs)
         if not self._carries(given["value"]):
@@ -242,6 +248,8 @@ class Trace(TorchFunctionMode):
     def _by_rule(self, func: Any, name: str, args: Any, kwargs: Any, target: Any) -> Any:
         """The operation by its rule; one without a rule that should have one is remembered."""
         rule = self._rules.operations.get(rule_name(name))
+        if rule is None and name == "linear" and self._live is not None:
+            rule = _without_rule
         if rule is not None:
             given = func, args, kwargs
             if target is not None:
@@ -262,7 +270,7 @@ class Trace(TorchFunctionMode):
     def _planned(self, op: Operation, rule: Rule) -> Any:
         """A linear map, by its rule or, if that is the ordinary gradient, with a plan of what to leave out."""
         x, weight, bias = op.args[0], op.argument(1, "weight"), op.argument(2, "bias")
-        if rule is not linear_maps.ordinary or op.varies(weight) or weight.ndim != 2:
+        if rule not in (linear_maps.ordinary, _without_rule) or op.varies(weight) or weight.ndim != 2:
             return rule(op)
         assert self._live is not None
         return self._live.linear(x, weight, bias)
@@ -282,6 +290,12 @@ class Trace(TorchFunctionMode):
 
     def _fused_attention(self, func: Any, args: Any, kwargs: Any, result: Mark) -> Any:
         given = attention_arguments(args, kwargs)
+        rule = self._rules.operations.get("scaled_dot_product_attention")
+        ruled = NotImplemented if rule is None else rule(Operation(func, (), given, self._carries, self._marks.gate))
+        if ruled is not NotImplemented:
+            if self._recorder is not None:
+                self._recorder.fused_attention(given, ruled, result)
+            return ruled
         on_scores, on_value = self._rules.attention
         missed = on_scores == 0 and not self._carries(given["value"])
         if missed:

@@ -70,6 +70,13 @@ class Finder(Watch):
         out, making = self.call(func, args, kwargs)
         self.lengths.update(length for tensor in tensors_in(out) for length in tensor.shape)
         like = self.found is None and making is not None and out.shape == self._tokens.shape
-        if like and out.dtype == self._tokens.dtype and torch.equal(out.detach(), self._tokens):
+        if like and out.dtype == self._tokens.dtype and self._close(out.detach()):
             self.found = making
         return out
+
+    def _close(self, made: Tensor) -> bool:
+        """Whether these are the tokens: a pass runs batch norm as an affine map, which rounds another way."""
+        if torch.equal(made, self._tokens):
+            return True
+        largest = float(self._tokens.abs().max())
+        return torch.allclose(made, self._tokens, rtol=0, atol=64 * torch.finfo(made.dtype).eps * largest)

@@ -1,4 +1,4 @@
-"""The model on some rows of the examples: what perturbers of pictures and of text share."""
+"""The model on some rows of the examples: what everything shares that perturbs a model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..trace import Inputs, Target
-from ..trace.functions import InEvaluation
-from ..trace.outputs import logits, resolve, select
-from ..trace.plain import plain_forward
-from .cost import peak_bytes
-from .features import Score
+from .functions import InEvaluation
+from .inputs import Inputs
+from .memory import peak_bytes
+from .outputs import Target, logits, resolve, select
+from .plain import plain_forward
+
+Score: TypeAlias = Literal["prob", "logit", "accuracy"]
 
 # A larger forward leaves the caches of a CPU, and is a quarter slower there; an accelerator wants it large.
 BUDGET_CPU, BUDGET = 2**27, 2**31
@@ -55,14 +56,21 @@ class Run:
 
     def bound(self, target: Target) -> Run:
         """With the bytes of one example measured, and the classes checked or predicted."""
+        run = self.measured()
+        return run.resolved(run.scores(), target)
+
+    def measured(self) -> Run:
+        """With the bytes of one example measured, at one forward."""
         one = self.of(torch.tensor([0]))
-        run = dataclasses.replace(self, bytes_each=peak_bytes(lambda: self.forward(one)))
-        scores = run.scores()
+        return dataclasses.replace(self, bytes_each=peak_bytes(lambda: self.forward(one)))
+
+    def resolved(self, scores: Tensor, target: Target) -> Run:
+        """With the classes checked or predicted, from what the model returns for the examples as they are."""
         if self.score == "accuracy" and (scores.ndim < 2 or scores.shape[1] < 2):
             raise ValueError(f'score="accuracy" needs 2 classes or more, found {list(scores.shape)}: use "logit".')
         single = scores.ndim < 2 or scores.shape[1] == 1
         score = "logit" if single and self.score == "prob" else self.score  # a single output is no logit of a softmax
-        return dataclasses.replace(run, target=resolve(target, scores), score=score)
+        return dataclasses.replace(self, target=resolve(target, scores), score=score)
 
     def of(self, rows: Tensor) -> Inputs:
         """The inputs of some examples, repeated as asked, with what else the model takes."""
