@@ -293,7 +293,8 @@ def test_best_and_different_follow_the_direction():
         (False, True), (False, False), (False, False), (True, False)]  # fmt: skip
     # The difference on shared images decides, not that of the means.
     cells = {"insertion": Cell(0.9, 0.8, 1.0, 2, 1, True, difference=-0.2)}
-    assert "worse than" in render(report(section(entries=(entry("GradSkip", 0.8, 0.2), Entry("LRP", False, cells)))))
+    text = render(report(section(entries=(entry("GradSkip", 0.8, 0.2), Entry("LRP", False, cells)))))
+    assert "> worse than" in text and "> better than" not in text
 
 
 def test_ties_are_all_best_and_a_control_that_wins_is_told():
@@ -345,9 +346,10 @@ def test_maps_of_nothing_and_of_no_numbers_are_drawn_without_a_warning():
 
 def test_large_maps_are_averaged_not_sampled():
     heat = np.zeros((160, 320))
-    heat[::2, ::2] = 1.0  # every square of 2 x 2, and so of 4 x 4, has the same mean
+    heat[::4, ::4] = 1.0  # every square of 4 x 4 has the same mean
     pixels = decoded(draw_map(heat).uri)
-    assert pixels.shape == (40, MAP, 3) and len(np.unique(pixels.reshape(-1, 3), axis=0)) == 1
+    assert pixels.shape == (40, MAP, 3)
+    np.testing.assert_array_equal(pixels, np.broadcast_to(decoded(draw_map(np.ones((1, 1))).uri), pixels.shape))
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (24, 24, 1), (24, 24, 3), (300, 200, 3), (500, 3)])

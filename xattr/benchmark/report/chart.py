@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .text import esc, number, short
@@ -144,7 +144,7 @@ class Frame:
                 pen = "M"
         return "".join(parts)
 
-    def svg(self, inside: str, label: str, extra: Mapping[str, str] | None = None) -> str:
+    def svg(self, inside: str, label: str) -> str:
         """The drawing, with `label` for those who do not see it."""
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         lines, texts = [], []
@@ -160,9 +160,8 @@ class Frame:
         beside = f'x="{-(TOP + bottom) / 2}" y="11" transform="rotate(-90)"'
         for place, title in ((below, self.x.title), (beside, self.y.title)):
             texts.append(f'<text class="title" {place} text-anchor="middle">{short(title, 44)}</text>')
-        more = "".join(f' {key}="{esc(value)}"' for key, value in (extra or {}).items())
         return (
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(label)}"{more}>'
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(label)}">'
             f'<path class="grid" d="{"".join(lines)}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
             f'<g class="ticks">{"".join(texts)}</g>{inside}</svg>'
         )
