@@ -150,5 +150,9 @@ def test_the_name_of_a_job_is_that_of_all_that_decides_it(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(file.read_text() + "\n# another version\n")
     assert not set(before) & set(keys(base)), "code of a user's own"
+    model = lambda: keys(plan(models=["own.py:build"], methods=["GradSkip"], base=tmp_path))
+    before_model, base_keys = model(), keys(base)
+    file.write_text(file.read_text() + "\n# a model whose forward may be another now\n")
+    assert not set(before_model) & set(model()) and not set(base_keys) & set(keys(base))
     more = plan(methods=["own.py:Own", "GradSkip"], base=tmp_path)
     assert set(keys(base)) < set(keys(more)), "a further method changes no other"

@@ -19,6 +19,7 @@ from torch import nn
 from .. import __version__
 from ..loading import Loaded, load
 from ..trace.errors import PlanError, XattrError
+from ._objects import content
 from .explainers import Explainer, find_explainer
 from .measures import Measure, find_measure
 from .plan import Part, Plan
@@ -96,7 +97,8 @@ class Bench:
         """All jobs; those of one model and the same images come one after the other."""
         plan = self.plan
         for m in range(len(plan.models)):
-            weights = _digest(self.model(m).model)
+            model = self.model(m).model
+            weights = f"{_digest(model)} {content(plan, plan.models[m], type(model))}"
             for d, source in enumerate(self.sources):
                 for first in range(0, len(source), plan.shard):
                     rows = range(first, min(first + plan.shard, len(source)))

@@ -31,7 +31,8 @@ def run(
     """Measure what a plan names; what is finished in the folder already is not measured again.
 
     A job is a method on a model and some images (`Plan.shard`) with all metrics. Its result is one file, named by the
-    hash of all that decides it: weights, images, code of your own, settings, seeds, threads and versions. So a run that
+    hash of all that decides it: weights, images, your own files (not what they import), settings, seeds, threads and
+    versions. So a run that
     was killed goes on, a plan that was changed measures what is new, and results of other plans in the folder stay.
 
     What fails on an image (an error, a wrong shape, NaN, more than the time limit) is a row with its error.
