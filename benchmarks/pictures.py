@@ -1,4 +1,4 @@
-"""Every method on one digit scene and on photographs: `python benchmarks/pictures.py OUT`."""
+"""Every method on digit scenes and on photographs: `python benchmarks/pictures.py OUT`."""
 
 import contextlib
 import sys
@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from xattr import attr
-from xattr.datasets import digit_scenes, embedded_model
+from xattr.datasets import cifar_model, cifar_photographs, digit_scenes, embedded_model
 from xattr.datasets.borrowed import quokka, region_score, saliency_vit
+from xattr.datasets.cifar import CIFAR_CLASSES
 from xattr.trace import XattrError, preprocessing
 from xattr.visualization import comparison
 
@@ -49,6 +50,15 @@ def digits(folder: Path) -> None:
     scenes = digit_scenes("report", n=2)
     found = maps(embedded_model("class-token"), scenes.images, scenes.labels.tolist())
     draw(scenes.images, found, folder / "methods-digits.png", masks=scenes.masks)
+
+
+def small_photographs(folder: Path) -> None:
+    """Three free photographs as the CIFAR-10 ViT sees them, 32 x 32."""
+    model, pictures = cifar_model(), cifar_photographs()
+    prepare = preprocessing(model)
+    x = torch.cat([prepare(picture) for picture in pictures.values()])
+    found = maps(model, x, [CIFAR_CLASSES.index(name) for name in pictures])
+    draw(prepare.inverse(x), found, folder / "methods-photographs.png", labels=list(pictures))
 
 
 def photographs(folder: Path) -> None:
@@ -95,4 +105,5 @@ def draw(images: torch.Tensor, found: dict[str, torch.Tensor], path: Path, **opt
 if __name__ == "__main__":
     torch.set_num_threads(1)
     digits(Path(sys.argv[1]))
+    small_photographs(Path(sys.argv[1]))
     photographs(Path(sys.argv[1]))
