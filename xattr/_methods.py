@@ -15,7 +15,7 @@ from .rules import RULE_SETS
 from .trace.errors import MethodError
 
 DEFAULTS = ("GradSkip", "LRP:gamma", "GradCam")
-_ALIASES = {"ig": "IntegratedGradients", "rollout": "AttentionRollout"}
+_ALIASES = {"gae": "GenericAttention", "ig": "IntegratedGradients", "rollout": "AttentionRollout"}
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def find_methods(names: str | Iterable[str] | None) -> list[Method]:
     """Methods by name, each once.
 
     Args:
-        names: names of classes in `xattr.attr`; capitals, `-` and `_` do not count. `ig` and `rollout` are short forms,
-            and a rule may follow a colon. `None` takes the default methods.
+        names: names of classes in `xattr.attr`; capitals, `-` and `_` do not count. `gae`, `ig` and `rollout` are short
+            forms, and a rule may follow a colon. `None` takes the default methods.
 
     Raises:
         MethodError: no such method, a rule for a method that takes none, or no name at all.

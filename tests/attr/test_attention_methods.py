@@ -22,7 +22,7 @@ from xattr.attr import (
     TokenTM,
     TransformerAttribution,
 )
-from xattr.metrics import count_flops
+from xattr.metrics import count_flops, peak_bytes
 from xattr.rules.sums import _GammaSum
 from xattr.trace import OutputError, UnsupportedModelError
 
@@ -224,6 +224,16 @@ def test_wrong_numbers_of_layers():
         for wrong in (0, 4, 1.5, True):
             with pytest.raises(ValueError, match=f"{name}={wrong}"):
                 kind(tiny()).attribute(images(), target=1, **{name: wrong})
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_one_layers_maps_are_alive_at_a_time(kind):
+    x, most = images(1, 64), []
+    one_map = 2 * 257**2 * 4  # larger than anything else here
+    for depth in (2, 5):
+        model = tiny(img_size=64, patch_size=4, depth=depth)
+        most.append(peak_bytes(lambda m=model: kind(m).attribute(x, target=1, upsample=None), one_map))
+    assert most[0] == most[1] <= (0 if kind is FullGradPlus else 7) * one_map
 
 
 @pytest.mark.parametrize("kind", METHODS)
