@@ -1,5 +1,6 @@
 """The runner of the experiments, what it measures, and what is said of the results."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from xattr.heads.reproduce import __main__ as command
 from xattr.heads.reproduce import measures as m
 from xattr.heads.reproduce.claims import CONFIRMED, NOT, OPEN, above, claims, near, overview
 from xattr.heads.reproduce.experiments import CIFAR_MEAN, CIFAR_STD
-from xattr.heads.reproduce.faithfulness import ALPHA, CONTRIBUTION, DEPTH, MEAN, PROTOCOLS, completeness, faithfulness
+from xattr.heads.reproduce.faithfulness import (
+    ALPHA,
+    CONTRIBUTION,
+    DEPTH,
+    MEAN,
+    OF_CLASS,
+    PROTOCOLS,
+    completeness,
+    faithfulness,
+    of_class,
+)
 from xattr.heads.reproduce.networks import ChannelNorm, Pixels, depthwise_cnn, mlp
 from xattr.heads.reproduce.runner import agreement, results, written
 from xattr.heads.reproduce.summary import (
@@ -125,6 +136,15 @@ def test_finished_runs_are_left_out_and_the_tables_follow(runs, monkeypatch, cap
         command.main(["tiny", "--head", "ours", "--folder", str(folder)])
 
 
+def test_the_runs_of_the_paper_are_four_heads_and_five_seeds(tmp_path):
+    given = argparse.Namespace(head=None, seed=None, folder=tmp_path, paper=True)
+    found = list(command.missing(EXPERIMENTS["fashion-mnist"], given))
+    assert len(found) == 20 and found[0] == ("laya", 1337)
+    assert {head for head, _ in found} == {"laya", "last", "concat", "scalar-mix"}
+    given.paper = False
+    assert len(list(command.missing(EXPERIMENTS["fashion-mnist"], given))) == 70
+
+
 def test_verify_compares_with_the_file(runs, monkeypatch, tmp_path, capsys):
     folder, _ = runs
     monkeypatch.setitem(EXPERIMENTS, "tiny", tiny())
@@ -156,13 +176,15 @@ def test_rows_are_those_of_the_layer_metrics():
     head, features, reference = trained()
     found = faithfulness(head, features, reference)
     assert list(found) == list(PROTOCOLS)
-    seen = head.explain(features)
+    seen, usual = head.explain(features), head.explain(reference)
     classes = seen.logits.argmax(1)
+    assert set(classes.tolist()) == set(usual.logits.argmax(1).tolist()) and len(set(classes.tolist())) > 1
     scores = {
         ALPHA: seen.alpha,
         CONTRIBUTION: seen.contributions[torch.arange(40), :, classes],
-        MEAN: head.explain(reference).alpha.mean(0).expand(40, -1),
+        MEAN: usual.alpha.mean(0).expand(40, -1),
         DEPTH: torch.arange(3.0).expand(40, -1),
+        OF_CLASS: torch.stack([usual.alpha[usual.logits.argmax(1) == c].mean(0) for c in classes]),
         "Grad-CAM, logit": LayaPostHocAttribution(model(head)).attribute(torch.cat(features, 1), kind="grad_cam"),
     }
     for name, protocol in PROTOCOLS.items():
@@ -194,6 +216,16 @@ class Apart(torch.nn.Module):
 def model(head):
     return LayaModel(Apart(), 3, layers=["parts.0", "parts.1", "parts.2"], head=head,
                      example=torch.zeros(1, 30))  # fmt: skip
+
+
+def test_a_class_that_was_never_predicted_gets_the_mean_of_all():
+    head, features, _ = trained()
+    seen = head.explain([h[:1] for h in features])
+    mean = torch.full((3,), 1 / 3, dtype=torch.float64)
+    found = of_class(seen, mean)
+    only = int(seen.logits.argmax(1))
+    assert torch.equal(found[only], seen.alpha[0])
+    assert all(torch.equal(found[c], mean) for c in range(3) if c != only)
 
 
 def test_gradients_of_the_probability_go_through_the_softmax():

@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("experiment", choices=sorted({*GROUPS, *EXPERIMENTS, "all"}))
     parser.add_argument("--head", action="append", help="default: all of the experiment")
     parser.add_argument("--seed", action="append", type=int, help="default: all of the experiment")
+    parser.add_argument("--paper", action="store_true", help="the paper's four heads and five seeds alone")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the results, a folder an experiment in it")
     parser.add_argument("--work", type=Path, default=WORK, help="for the state of the trainings, and for features")
     parser.add_argument("--epochs", type=int, help="fewer epochs, for a try")
@@ -71,8 +72,10 @@ def report(folder: Path) -> None:
 
 def missing(experiment: Experiment, chosen: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """Heads and seeds without a result, seed by seed."""
-    for seed in chosen.seed or experiment.seeds:
-        for head in chosen.head or experiment.heads:
+    paper = (list(experiment.heads)[:4], experiment.seeds[:5])
+    heads, seeds = paper if chosen.paper else (list(experiment.heads), experiment.seeds)
+    for seed in chosen.seed or seeds:
+        for head in chosen.head or heads:
             if head not in experiment.heads:
                 raise SystemExit(f"{experiment.name} has the heads {', '.join(experiment.heads)}; found {head!r}")
             if not (chosen.folder / experiment.name / f"{head}-{seed}.json").is_file():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .experiments import EXPERIMENTS
-from .faithfulness import ALPHA, CONTRIBUTION, DEPTH, IG, MEAN, PROTOCOLS
+from .faithfulness import ALPHA, CONTRIBUTION, DEPTH, IG, MEAN, OF_CLASS, PROTOCOLS
 from .summary import (
     Mean,
     Run,
@@ -161,7 +161,8 @@ def overview(results: Results) -> str:
         "the page *LAYA's experiments, judged*. Intervals are 95 % t intervals over seeds.", "",
         "## Headline", "",
         f"Faithfulness of attention under `{FIRST}`, and what it adds to the depth prior (the deeper, the higher) and "
-        f"to the exact contribution, which the same forward gives for free; other protocols in each experiment.", "",
+        f"to the exact contribution, which the same forward gives for free; and what looking at the sample adds to the "
+        f"mean weights of its predicted class. Other protocols in each experiment.", "",
         *_headline(results), "",
         "![Attention less depth prior, exact contribution and integrated gradients](headline.png)", "",
         "## Verdicts", "",
@@ -180,12 +181,13 @@ def _headline(results: Results) -> list[str]:
     for name, runs in results.items():
         laya = of_head(runs, "laya")
         if laya:
-            less = [mean_of(lead(FIRST, ALPHA, other)(run) for run in laya).signed for other in (DEPTH, CONTRIBUTION)]
+            others = (DEPTH, CONTRIBUTION, OF_CLASS)
+            less = [mean_of(lead(FIRST, ALPHA, other)(run) for run in laya).signed for other in others]
             depth = mean_of(score(FIRST, DEPTH)(run) for run in laya)
             rows.append([EXPERIMENTS[name].title, len(EXPERIMENTS[name].layers), len(laya),
                          mean_of(score(FIRST, ALPHA)(run) for run in laya), depth, *less])  # fmt: skip
     return table(["experiment", "layers", "runs", "attention", "depth prior", "attention less depth prior",
-                  "attention less exact contribution"], rows)  # fmt: skip
+                  "attention less exact contribution", "attention less mean of the predicted class"], rows)  # fmt: skip
 
 
 def _table1(results: Results) -> list[str]:

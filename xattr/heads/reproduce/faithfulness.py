@@ -14,6 +14,7 @@ from ...metrics.layer_ablation import LayerProtocol
 from ...metrics.layers import _of_top, leave_one_layer_out
 from ...metrics.ranking import rank_correlation
 from ..checks import effective_weights
+from ..explanation import HeadExplanation
 from ..mixing import MixingHead
 
 PROTOCOLS = {
@@ -32,6 +33,7 @@ PROTOCOLS = {
 """What is done to a layer and measured then; the first fits the paper's numbers best."""
 
 ALPHA, CONTRIBUTION, DEPTH, MEAN = "alpha", "contribution", "depth prior", "mean alpha"
+OF_CLASS = "mean alpha of the predicted class"
 IG = "integrated gradients, prob"
 
 
@@ -44,9 +46,8 @@ def attributions(head: MixingHead, features: Sequence[Tensor], reference: Sequen
         reference: features that the mean of `alpha` is taken over.
     """
     with torch.no_grad():
-        seen = head.explain(features)
-        mean = head.explain(reference).alpha.mean(0)
-    classes = seen.logits.argmax(1)
+        seen, usual = head.explain(features), head.explain(reference)
+    mean, classes = usual.alpha.mean(0), seen.logits.argmax(1)
     exact = seen.contributions[torch.arange(len(classes)), :, classes]
     found = {
         ALPHA: seen.alpha,
@@ -61,8 +62,16 @@ def attributions(head: MixingHead, features: Sequence[Tensor], reference: Sequen
     found["gradient norm, logit"] = post_hoc(head, seen.z, classes, "gradient_norm")
     found["Grad-CAM, logit"] = post_hoc(head, seen.z, classes, "grad_cam")
     found[MEAN] = mean.expand_as(seen.alpha)
+    found[OF_CLASS] = of_class(usual, mean)[classes]
     found[DEPTH] = torch.arange(seen.alpha.shape[1], dtype=mean.dtype).expand_as(seen.alpha)
     return found
+
+
+def of_class(seen: HeadExplanation, mean: Tensor) -> Tensor:
+    """Mean weights of the samples predicted as each class, `[C, L]`; `mean` for a class that never was."""
+    predicted = seen.logits.argmax(1)
+    of = lambda c: seen.alpha[predicted == c].mean(0) if bool((predicted == c).any()) else mean
+    return torch.stack([of(c) for c in range(seen.logits.shape[1])])
 
 
 def faithfulness(head: MixingHead, features: Sequence[Tensor], reference: Sequence[Tensor]) -> dict[str, Any]:

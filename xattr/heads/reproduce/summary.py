@@ -49,9 +49,8 @@ class Mean:
         """Mean and half width, three digits."""
         if not self.n:
             return ""
-        return (
-            f"{self.mean:.3f}" if self.n < 2 or self.std == 0 else f"{self.mean:.3f} ± {(self.high - self.low) / 2:.3f}"
-        )
+        half = (self.high - self.low) / 2
+        return f"{self.mean:.3f}" if self.n < 2 or self.std == 0 else f"{self.mean:.3f} ± {half:.3f}"
 
 
 def mean_of(values: Iterable[float]) -> Mean:

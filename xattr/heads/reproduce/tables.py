@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .experiments import Experiment
-from .faithfulness import ALPHA, CONTRIBUTION, DEPTH, IG, PROTOCOLS
+from .faithfulness import ALPHA, CONTRIBUTION, DEPTH, IG, OF_CLASS, PROTOCOLS
 from .summary import (
     Run,
     accuracy,
@@ -122,16 +122,18 @@ def _probes(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
 
 def _headline(laya: Sequence[Run]) -> list[str]:
     rows = [
-        [name, *(mean_of(lead(name, ALPHA, other)(run) for run in laya).signed for other in (DEPTH, CONTRIBUTION, IG)),
+        [name, *(mean_of(lead(name, ALPHA, other)(run) for run in laya).signed
+                 for other in (DEPTH, CONTRIBUTION, OF_CLASS, IG)),
          mean_of(lead(name, ALPHA, CONTRIBUTION, "deletion")(run) for run in laya).signed]
         for name in PROTOCOLS
     ]  # fmt: skip
     return [
         "Faithfulness (mean Spearman correlation over layers with leave-one-layer-out effects) of attention less that "
         "of the depth prior (the deeper, the higher), less that of the exact contribution (free in the same forward), "
-        "and less that of integrated gradients; and the difference of Deletion@1. Protocol: operator / target / class "
-        "/ sign.",
-        *table(["protocol", "less depth prior", "less exact contribution", "less integrated gradients (prob)",
+        "less that of the mean weights of the predicted class (the same for all samples predicted so), and less that "
+        "of integrated gradients; and the difference of Deletion@1. Protocol: operator / target / class / sign.",
+        *table(["protocol", "less depth prior", "less exact contribution", "less mean of the predicted class",
+                "less integrated gradients (prob)",
                 "Deletion@1 less exact contribution"], rows),
     ]  # fmt: skip
 
