@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .experiments import EXPERIMENTS
 from .faithfulness import ALPHA, CONTRIBUTION, DEPTH, IG, MEAN, OF_CLASS, PROTOCOLS
+from .sections import table
 from .summary import (
     Mean,
     Run,
@@ -22,7 +23,6 @@ from .summary import (
     score,
     variance_ratio,
 )
-from .tables import table
 
 FIRST = next(iter(PROTOCOLS))
 PUBLISHED = {
