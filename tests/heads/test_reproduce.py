@@ -1,6 +1,8 @@
 """The runner of the experiments, what it measures, and what is said of the results."""
 
 import argparse
+import dataclasses
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import scipy.stats
 import sklearn.metrics
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from xattr.attr import LayaPostHocAttribution
 from xattr.attr.laya_post_hoc import post_hoc
@@ -18,6 +21,7 @@ from xattr.heads.reproduce import EXPERIMENTS, GROUPS, Experiment, Split, run
 from xattr.heads.reproduce import __main__ as command
 from xattr.heads.reproduce import measures as m
 from xattr.heads.reproduce.claims import CONFIRMED, NOT, OPEN, above, claims, near, overview
+from xattr.heads.reproduce.data import cifar
 from xattr.heads.reproduce.experiments import CIFAR_MEAN, CIFAR_STD
 from xattr.heads.reproduce.faithfulness import (
     ALPHA,
@@ -295,6 +299,46 @@ def test_the_cnn_normalises_channels_and_halves_twice():
     assert torch.allclose(Pixels(CIFAR_MEAN, CIFAR_STD)(images), (images / 255 - mean) / std, atol=1e-5)
     x, norm = torch.randn(2, 5, 3, 4), ChannelNorm(5)
     assert torch.allclose(norm(x), F.layer_norm(x.permute(0, 2, 3, 1), (5,)).permute(0, 3, 1, 2), atol=1e-6)
+
+
+EXAMPLES = {
+    "fashion-mnist": torch.zeros(1, 28, 28),
+    "fashion-mnist-6": torch.zeros(1, 28, 28),
+    "cifar-10": torch.zeros(1, 3, 32, 32, dtype=torch.uint8),
+    "frozen-efficientnet": torch.zeros(1, 3, 32, 32, dtype=torch.uint8),
+    "frozen-cifar-vit": torch.zeros(1, 3, 32, 32, dtype=torch.uint8),
+    "frozen-digits-vit": torch.zeros(1, 1, 24, 24),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_experiment_has_the_layers_that_it_names_and_heads_of_one_size(name):
+    example = EXAMPLES[name], torch.zeros(1, dtype=torch.long)
+    experiment = dataclasses.replace(EXPERIMENTS[name], data=lambda: Split(example, example, example))
+    before = torch.get_rng_state()
+    laya, other = experiment.build("laya", 0), experiment.build("last-mlp", 0)
+    assert torch.equal(before, torch.get_rng_state())
+    assert len(laya.layers) == len(experiment.layers) > 2
+    assert laya(EXAMPLES[name]).shape == (1, len(experiment.classes))
+    count = lambda m: sum(p.numel() for p in m.head.parameters())
+    assert abs(count(laya) - count(other)) <= laya.layers[-1].width + 11  # a hidden unit
+
+
+def test_cifar_is_shuffled_once_with_its_labels(tmp_path, monkeypatch):
+    jpegs = []
+    for value in range(0, 200, 20):
+        with io.BytesIO() as file:
+            Image.new("RGB", (32, 32), (value, value, value)).save(file, "JPEG", quality=95)
+            jpegs.append(np.frombuffer(file.getvalue(), np.uint8))
+    offsets = np.cumsum([0, *map(len, jpegs)])
+    np.savez(tmp_path / "cifar10_train.npz", jpeg=np.concatenate(jpegs), offsets=offsets, labels=np.arange(10))
+    monkeypatch.setenv("XATTR_DATA", str(tmp_path))
+    images, labels = cifar("train")
+    assert images.shape == (10, 3, 32, 32) and images.dtype == torch.uint8
+    assert sorted(labels.tolist()) == list(range(10)) != labels.tolist()
+    assert torch.allclose(images.float().mean((1, 2, 3)), 20 * labels.float(), atol=2)
+    with pytest.raises(FileNotFoundError, match="let XATTR_DATA name a folder"):
+        cifar("test")
 
 
 def test_intervals_and_differences():
