@@ -87,7 +87,7 @@ def _heads(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
 
 def _probes(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     rows = []
-    for head in experiment.probed:
+    for head in ("last",) if experiment.freeze else experiment.probed:
         of = [run for run in of_head(runs, head) if "probes" in run]
         if of:
             by_layer = [mean_of(run["probes"][i] for run in of) for i in range(len(experiment.layers))]
