@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracles import laya as oracle
-from xattr.heads import ConcatHead, LastLayerHead, LastLayerMLPHead, LayaHead, MeanHead, ProbeHead, ScalarMixHead
-from xattr.heads.reproduce import OPTIONS, backbone, build
+from xattr.heads import (
+    HEADS,
+    ConcatHead,
+    LastLayerHead,
+    LastLayerMLPHead,
+    LayaHead,
+    MeanHead,
+    ProbeHead,
+    ScalarMixHead,
+)
+from xattr.heads.reproduce import EXPERIMENTS
 
 WIDTHS = (5, 7, 3)
 
@@ -131,14 +140,11 @@ def test_layer_dropout_leaves_layers_out_in_training_alone():
 
 def test_sizes_of_the_paper():
     count = lambda module: sum(p.numel() for p in module.parameters())
-    assert count(backbone()) == 567_936
-    sizes = {name: count(build(name, 0).head) for name in OPTIONS}
-    assert (sizes["laya-paper"], sizes["last"], sizes["scalar-mix"], sizes["concat"]) == (
-        143_341,
-        1_290,
-        87_277,
-        115_018,
-    )
+    widths, heads = (512, 256, 128), EXPERIMENTS["fashion-mnist"].heads
+    assert count(EXPERIMENTS["fashion-mnist"].backbone()) == 567_936
+    sizes = {name: count(HEADS[kind](widths, 10, **options)) for name, (kind, options) in heads.items()}
+    assert (sizes["laya"], sizes["last"], sizes["scalar-mix"], sizes["concat"]) == (143_341, 1_290, 87_277, 115_018)
+    assert sizes["laya-causal"] == sizes["laya"]
     assert abs(sizes["last-mlp"] - 143_341) < 139  # the nearest whole hidden unit
 
 

@@ -12,12 +12,15 @@ from torch import Tensor
 from ..heads.mixing import MixingHead
 from ..heads.model import LayaModel
 from ..trace import Target
+from ..trace.modules import in_evaluation_mode
 from ..trace.outputs import resolve
 from .laya import check_model, explained, of_target
 
 __all__ = ["LayaPostHocAttribution"]
 
 Kind = Literal["gradient_x_input", "integrated_gradients", "gradient_norm", "grad_cam"]
+Alpha = Literal["frozen", "differentiated"]
+Output = Literal["logit", "prob"]
 
 
 class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
@@ -30,8 +33,9 @@ class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
     | `gradient_norm` | length of `df/dz_i` |
     | `grad_cam` | positive part of `z_i . df/dz_i` (a vector has no cells to average over) |
 
-    `f` is the target's logit. With `alpha="frozen"` the weights are constants, and `gradient_x_input` and
-    `integrated_gradients` are the exact contributions; with "differentiated" gradients also pass through the scorer.
+    `f` is the target's logit, or its softmax probability. With `alpha="frozen"` the weights are constants, and
+    `gradient_x_input` and `integrated_gradients` of the logit are the exact contributions; with "differentiated"
+    gradients also pass through the scorer.
 
     Cost: one forward of the backbone; the head is run once, or once for each step.
 
@@ -58,8 +62,9 @@ class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
         additional_forward_args: Any = None,
         *,
         kind: Kind = "gradient_x_input",
-        alpha: Literal["frozen", "differentiated"] = "differentiated",
+        alpha: Alpha = "differentiated",
         n_steps: int = 20,
+        output: Output = "logit",
     ) -> Any:
         """Explain one class for each example.
 
@@ -70,6 +75,7 @@ class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
             kind: see above.
             alpha: whether gradients pass through the scorer.
             n_steps: midpoints of `integrated_gradients`.
+            output: what `f` is of the target: its "logit", or its softmax probability, "prob".
 
         Returns:
             `[B, L]`.
@@ -77,38 +83,47 @@ class LayaPostHocAttribution(LayerAttribution):  # type: ignore[misc]
         Raises:
             ValueError: an argument is not one of its choices.
         """
-        if kind not in get_args(Kind) or alpha not in ("frozen", "differentiated") or n_steps < 1:
-            raise ValueError(
-                f"kind={kind!r}, alpha={alpha!r}, n_steps={n_steps!r}; expected a kind of {list(get_args(Kind))}, "
-                f'"frozen" or "differentiated", and at least one step.'
-            )
+        for name, value, kinds in (("kind", kind, Kind), ("alpha", alpha, Alpha), ("output", output, Output)):
+            if value not in get_args(kinds):
+                raise ValueError(f"{name}={value!r}; expected one of {list(get_args(kinds))}.")
+        if n_steps < 1:
+            raise ValueError(f"n_steps={n_steps!r}; expected at least one step.")
         model: LayaModel = self.forward_func
         seen = explained(model, inputs, additional_forward_args)
         chosen = resolve(target, seen.logits)
-        frozen = seen.alpha if alpha == "frozen" else None
-        if kind == "integrated_gradients":
-            points = [(k + 0.5) / n_steps for k in range(n_steps)]
-            gradient = sum(self._gradient(t * seen.z, chosen, frozen) for t in points) / n_steps
-        else:
-            gradient = self._gradient(seen.z, chosen, frozen)
-        if kind == "gradient_norm":
-            found = torch.linalg.vector_norm(gradient, dim=-1)
-        else:
-            found = (gradient * seen.z).sum(-1)
-        found = found.clamp_min(0) if kind == "grad_cam" else found
+        assert isinstance(model.head, MixingHead)
+        found = post_hoc(model.head, seen.z, chosen, kind, alpha=alpha, n_steps=n_steps, output=output)
         return (found,) if isinstance(inputs, tuple) else found
 
-    def _gradient(self, z: Tensor, target: Any, frozen: Tensor | None) -> Tensor:
-        head: MixingHead = self.forward_func.head
-        modes = head.training
-        with torch.inference_mode(False), torch.enable_grad():
-            z = z.detach().clone().requires_grad_()
-            frozen = None if frozen is None else frozen.clone()
-            try:
-                head.training = False  # no layer is left out
-                alpha = head.weigh(head.scores(z)) if frozen is None else frozen
-            finally:
-                head.training = modes
-            contributions = alpha[..., None] * (z @ head.classifier.weight.mT)
-            (gradient,) = torch.autograd.grad(of_target(contributions, target).sum(), z)
-        return gradient
+
+def post_hoc(
+    head: MixingHead,
+    z: Tensor,
+    target: Any,
+    kind: Kind,
+    *,
+    alpha: Alpha = "differentiated",
+    n_steps: int = 20,
+    output: Output = "logit",
+) -> Tensor:
+    """The values of `LayaPostHocAttribution`, `[B, L]`, from the adapted features `z`, `[B, L, width]`."""
+    with torch.no_grad(), in_evaluation_mode(head):
+        frozen = head.weigh(head.scores(z)) if alpha == "frozen" else None
+    points = [(k + 0.5) / n_steps for k in range(n_steps)] if kind == "integrated_gradients" else [1.0]
+    gradient = torch.zeros_like(z)
+    for t in points:
+        gradient += _gradient(head, t * z, target, frozen, output) / len(points)
+    if kind == "gradient_norm":
+        return torch.linalg.vector_norm(gradient, dim=-1)
+    found = (gradient * z).sum(-1)
+    return found.clamp_min(0) if kind == "grad_cam" else found
+
+
+def _gradient(head: MixingHead, z: Tensor, target: Any, frozen: Tensor | None, output: Output) -> Tensor:
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation_mode(head):  # no layer is left out
+        z = z.detach().clone().requires_grad_()
+        alpha = head.weigh(head.scores(z)) if frozen is None else frozen.clone()
+        logits = (alpha[..., None] * (z @ head.classifier.weight.mT)).sum(1) + head.classifier.bias
+        outputs = logits.softmax(1) if output == "prob" else logits
+        (gradient,) = torch.autograd.grad(of_target(outputs[:, None], target).sum(), z)
+    return gradient

@@ -47,12 +47,16 @@ class TruncatedModel(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Logits `[B, C]`."""
-        model, head = self.model, self.model.head
-        assert isinstance(head, MixingHead) and isinstance(self.mean, Tensor)
+        model = self.model
         with torch.no_grad(), in_evaluation_mode(model.backbone):
             enough = lambda found: len(found) == self.keep
-            found = collect(model.backbone, model.layers, inputs, model._pool, enough)
-        known = head.adapters(found, partial=True)
+            return self.classify(collect(model.backbone, model.layers, inputs, model._pool, enough))
+
+    def classify(self, features: Sequence[Tensor]) -> Tensor:
+        """Logits `[B, C]` from the features of the layers kept, or of all layers."""
+        head = self.model.head
+        assert isinstance(head, MixingHead) and isinstance(self.mean, Tensor)
+        known = head.adapters(features[: self.keep], partial=True)
         z = torch.cat([known, self.mean[self.keep :].expand(len(known), -1, -1)], 1)
         alpha = head.weigh(head.scores(z)[:, : self.keep])
         logits: Tensor = head.classifier((alpha[..., None] * known).sum(1))
