@@ -32,8 +32,8 @@ def run(
 
     A job is a method on a model and some images (`Plan.shard`) with all metrics. Its result is one file, named by the
     hash of all that decides it: weights, images, your own files (not what they import), settings, seeds, threads and
-    versions. So a run that
-    was killed goes on, a plan that was changed measures what is new, and results of other plans in the folder stay.
+    versions. So a run that was killed goes on, a plan that was changed measures what is new, and results of other plans
+    in the folder stay.
 
     What fails on an image (an error, a wrong shape, NaN, more than the time limit) is a row with its error.
 
