@@ -122,3 +122,26 @@ def build():
         num_heads=2,
     )
     return model, Preprocessing(lambda image: torch.zeros(1, 24, 24), (0.0,), (1.0,), (24, 24))
+
+
+class Keywords(Own):
+    """The class comes by keyword."""
+
+    def attribute(self, inputs, **keywords):
+        return inputs * keywords["target"].view(-1, 1, 1, 1)
+
+
+class NoTarget(Own):
+    def attribute(self, inputs, wanted=None):
+        return inputs
+
+
+def in_place(maps, inputs, masks, target):
+    """Spoils all that it is given."""
+    value = maps.sum((1, 2, 3))
+    maps.zero_(), inputs.zero_(), masks.zero_(), target.zero_()
+    return value
+
+
+def infinite(maps):
+    return maps.flatten(1).sum(1).index_fill(0, torch.tensor([0]), float("inf"))

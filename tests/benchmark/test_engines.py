@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_goes_on(file, here, tmp_path, monkeypatch):
 def test_what_kills_its_process_or_never_returns_is_given_up(tmp_path):
     methods = ["own.py:Dies", "own.py:NeverReturns", "RandomMap"]
     found = run(
-        cheap(methods=methods, time_limit=0.2, threads=2, data=[{"use": "scenes", "n": 3}]), tmp_path, workers=2
+        cheap(methods=methods, time_limit=1.0, threads=2, data=[{"use": "scenes", "n": 3}]), tmp_path, workers=2
     )
     errors = found.table.groupby("method").error.first()
     assert errors["Dies"] == "the process died 2 times: exit code 1"

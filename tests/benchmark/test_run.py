@@ -321,3 +321,48 @@ def test_relative_paths_start_from_the_plan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = run(plan(models=["own.py:build"], methods=["own.py:Own"], metrics="gini"), Path("run"))
     assert found.table.error.isna().all() and HERE != tmp_path
+
+
+def test_a_job_of_one_image(tmp_path):
+    found = run(cheap(data=[{"use": "scenes", "n": 4}]), tmp_path)
+    assert found.table.error.isna().all() and found.table.row.max() == 3 and found.missing == 0
+    assert found.compared.value.equals(run(cheap(data=[{"use": "scenes", "n": 4}], shard=2), tmp_path).compared.value)
+
+
+def test_parts_of_the_same_content_are_told_apart_by_their_names(tmp_path):
+    methods = ["BrightnessMap", {"use": "BrightnessMap", "name": "again"}]
+    data = [{"use": "scenes", "n": 6}, {"use": "scenes", "n": 3, "name": "fewer"}]
+    models = ["embedded/class-token", {"use": "embedded/class-token", "name": "twin"}]
+    found = run(cheap(models=models, methods=methods, data=data), tmp_path)
+    counts = found.leaderboard().set_index(["model", "data", "method"]).n
+    assert counts.to_dict() == {
+        (m, d, name): n
+        for m in ("class-token", "twin")
+        for d, n in (("scenes", 6), ("fewer", 3))
+        for name in ("BrightnessMap", "again")
+    }
+
+
+def test_a_metric_that_works_in_place_spoils_nothing(tmp_path):
+    alone = run(cheap(metrics=["gini", "pointing"]), tmp_path / "alone")
+    found = run(cheap(metrics=["own.py:in_place", "gini", "pointing"]), tmp_path / "both")
+    for metric in ("gini", "pointing"):
+        for method in ("BrightnessMap", "RandomMap"):
+            assert of(found, method, metric).value.tolist() == of(alone, method, metric).value.tolist()
+    assert of(found, "RandomMap", "gini").target.tolist() == of(alone, "RandomMap", "gini").target.tolist()
+
+
+def test_an_infinite_value_is_an_error(tmp_path):
+    found = run(cheap(metrics=["own.py:infinite"]), tmp_path)
+    assert of(found, "RandomMap", "infinite").error.notna().tolist() == [True, False, False] * 2
+    assert set(found.table.error.dropna()) == {"ValueError: the value is infinite"}
+    assert found.leaderboard().n.tolist() == [4, 4]
+
+
+def test_the_class_goes_by_keyword_or_not_at_all(tmp_path):
+    found = run(cheap(methods=["own.py:Keywords"], metrics=["own.py:in_place"], target="label"), tmp_path)
+    scenes = digit_scenes("report", 6)
+    wanted = scenes.images.sum((1, 2, 3)) * scenes.labels
+    assert np.allclose(of(found, "Keywords", "in_place").value, wanted)
+    with pytest.raises(PlanError, match="takes no `target`"):
+        run(cheap(methods=["own.py:NoTarget"]), tmp_path)

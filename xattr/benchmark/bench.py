@@ -103,9 +103,16 @@ class Bench:
                 for first in range(0, len(source), plan.shard):
                     rows = range(first, min(first + plan.shard, len(source)))
                     shared = self._deciding(m, weights, source.digest(rows), rows)
+                    names = plan.models[m].name, plan.data[d].name
                     for e, explainer in enumerate(self.explainers):
                         for seed in plan.seeds:
-                            own = [explainer.content, *_plain(explainer.init, explainer.arguments), seed]
+                            own = [
+                                *names,
+                                explainer.name,
+                                explainer.content,
+                                *_plain(explainer.init, explainer.arguments),
+                                seed,
+                            ]
                             key = hashlib.sha256(json.dumps([shared, own]).encode()).hexdigest()[:32]
                             yield Job(m, d, e, seed, rows.start, rows.stop, key)
 

@@ -69,7 +69,7 @@ class Chunk:
             parts = [classified(loaded.model, part) for part in images.split(plan.batch)]
             scores = torch.cat(parts)
             wanted = scores.argmax(1) if plan.target == "predicted" else examples.labels
-            target = torch.as_tensor(resolve(wanted, scores)).cpu()
+            target = torch.as_tensor(resolve(wanted, scores)).reshape(-1).expand(len(scores)).clone().cpu()
         except Exception as error:
             failed |= {row: f"the model: {one_line(error)}" for row in rows}
             return cls(loaded.model, (), None, torch.zeros(0, 1), none, failed)

@@ -26,7 +26,7 @@ class Died(Exception):
 class Hand(Protocol):
     """One of several hands: a process or an actor."""
 
-    def perform(self, number: int) -> Shard | None:
+    def perform(self, number: int, key: str) -> Shard | None:
         """Do a job; `None` if the result was written already.
 
         Raises:
@@ -79,8 +79,10 @@ def dispatch(
             job = jobs[number]
             try:
                 try:
-                    shard = hand.perform(number)
+                    shard = hand.perform(number, job.key)
                 except Died as error:
+                    if stop.is_set():  # it was ended
+                        return
                     shard = None
                     if store.read(job.key) is None:
                         if tried < TRIES:

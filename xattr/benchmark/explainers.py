@@ -106,7 +106,11 @@ def find_explainer(plan: Plan, part: Part) -> Explainer:
     needed = [name for name, p in takes_first if p.default is inspect.Parameter.empty and name not in given]
     if needed:
         raise part.error(f"{part.name} needs {', '.join(needed)}; write it beside `use`.")
-    takes = frozenset(name for name in ("target", "seed", "upsample") if name in call) if is_class else {"target"}
+    takes = {name for name in ("target", "seed", "upsample") if name in call} if is_class else {"target"}
+    if is_class and "target" not in takes:
+        if not parameters(make.attribute)[1]:
+            raise part.error(f"{part.name}.attribute takes no `target`; expected attribute(inputs, target=...).")
+        takes.add("target")  # by **keywords
     control = is_class and make.__module__ == "xattr.attr.controls"
     return Explainer(part.name, make, init, arguments, frozenset(takes), control, content(plan, part, make))
 

@@ -34,7 +34,7 @@ class Actor:
         self._class = remote(_Remote)
         self._actor: Any = None
 
-    def perform(self, number: int) -> Shard | None:
+    def perform(self, number: int, key: str) -> Shard | None:
         """Do a job there."""
         if self._actor is None:
             self._actor = self._class.remote(*self._arguments)

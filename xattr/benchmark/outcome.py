@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -38,10 +39,21 @@ class Result:
     def of(cls, measure: Measure, found: Any, count: int) -> Result:
         """From what the function returned."""
         values = measure.values(found, count).tolist()
+        errors = ["ValueError: the value is infinite" if math.isinf(value) else "" for value in values]
         parts = [found.deletion, found.insertion] if isinstance(found, CurvePair) else [found]
         curves = {p.protocol.metric: (p.curve.tolist(), p.fractions.tolist()) for p in parts if hasattr(p, "curve")}
         protocol = getattr(parts[0], "protocol", None)
-        return cls(values, [""] * count, curves, protocol_text(protocol))
+        return cls(values, errors, curves, protocol_text(protocol))
+
+    @classmethod
+    def joined(cls, ones: Sequence[Result]) -> Result:
+        """Several of one image each; an image without curves gets empty ones."""
+        names = dict.fromkeys(name for one in ones for name in one.curves)
+        none: tuple[list[list[float]], list[list[float]]] = ([[]], [[]])
+        parts = {name: [one.curves.get(name, none) for one in ones] for name in names}
+        curves = {n: ([c[0][0] for c in found], [c[1][0] for c in found]) for n, found in parts.items()}
+        protocol = next((one.protocol for one in ones if one.protocol), "")
+        return cls([one.values[0] for one in ones], [one.errors[0] for one in ones], curves, protocol)
 
 
 def protocol_text(protocol: Any) -> str:
@@ -103,5 +115,11 @@ def failure(bench: Bench, job: Job, message: str) -> Shard:
     """The result of a job that cannot be done."""
     plan, shared = bench.plan, {**_shared(bench, job), "error": message}
     rows = [{**shared, "row": row, "metric": m.name} for row in range(job.first, job.stop) for m in bench.measures]
-    said = {"protocols": {}, "layers": {}, "times": {}, "keep_maps": plan.keep_maps, "ran": place()}
+    said = {
+        "protocols": {},
+        "layers": {},
+        "times": {},
+        "keep_maps": plan.keep_maps,
+        "ran": {**place(), "threads": None},
+    }
     return Shard(rows, said)

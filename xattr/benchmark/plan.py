@@ -144,7 +144,7 @@ class Plan:
         """
         file = Path(file)
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
             found = tomllib.loads(text)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise PlanError(f"{file}: {error}") from error
@@ -219,6 +219,8 @@ def _part(kind: str, entry: Any, where: str = "") -> Part:
         raise PlanError(f"{at}: found no `use`; expected what to use, and settings beside it.")
     if not isinstance(name, str):
         raise PlanError(f"{at}: name = {name!r}; expected text.")
+    if kind == "metrics" and ("/" in name or name in ("forwards", "ms", "failed")):
+        raise PlanError(f"{at}: a metric cannot be called {name!r}; tables use that.")
     declared = {key: settings.pop(key) for key in _DECLARES.get(kind, ()) if key in settings}
     if not isinstance(declared.get("higher_is_better"), (bool, type(None))):
         raise PlanError(f"{at}: higher_is_better = {declared['higher_is_better']!r}; expected true or false.")

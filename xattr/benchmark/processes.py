@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from .._network import one_line
 from ..trace.errors import RunError
 from .bench import Bench, Job
 from .engines import Died
@@ -27,13 +28,13 @@ class Process:
         self._store, self._threads, self._index = store, str(threads), index
         self._process: subprocess.Popen[str] | None = None
 
-    def perform(self, number: int) -> Shard | None:
+    def perform(self, number: int, key: str) -> Shard | None:
         """Do a job there; the process writes the result."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(f"{number}\n")
+            self._process.stdin.write(f"{number} {key}\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         except OSError:
@@ -75,11 +76,13 @@ def serve(folder: str) -> None:
     do = doing(bench, store)
     torch.set_num_threads(bench.plan.threads)
     for line in sys.stdin:
-        error = ""
+        error, (number, key) = "", line.split()
         try:
-            do(jobs[int(line)])
-        except RunError as found:
-            error = str(found)
+            if jobs[int(number)].key != key:
+                raise RunError("another run has put another plan into this folder; give each a folder of its own.")
+            do(jobs[int(number)])
+        except Exception as found:  # of the runner itself: no result of a method
+            error = str(found) if isinstance(found, RunError) else one_line(found)
         print(json.dumps({"error": error}), file=answers, flush=True)
 
 

@@ -173,6 +173,11 @@ class Results:
         whole = [name for name in self.methods if all(math.isfinite(by.get(name, math.nan)) for by in means.values())]
         if len(whole) < 2 or not means:
             return None
+        for metric, by in values.items():  # on the images that all of them have: failing on hard ones is no merit
+            rows = torch.stack([by[name] for name in whole])
+            there = rows.isfinite().all(0)
+            if bool(there.any()):
+                means[metric] = dict(zip(whole, rows[:, there].mean(1).tolist(), strict=True))
         direction = {m: bool(self.metrics[m]["higher_is_better"]) for m in means}
         return rank_methods({m: {name: by[name] for name in whole} for m, by in means.items()}, direction)
 

@@ -80,7 +80,7 @@ class Store:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # methods may change the working directory
 
     def prepare(self) -> None:
         """Make the folders, and see that they can be written.

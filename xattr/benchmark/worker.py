@@ -51,6 +51,7 @@ class Worker:
     def perform(self, job: Job) -> Shard:
         """A pure function of the job: its result depends on nothing that ran before."""
         began = time.perf_counter()
+        torch.set_num_threads(self.bench.plan.threads)  # a method may have set another number
         chunk = self.chunk(job)
         with in_evaluation_mode(chunk.model):  # a model of the user's own may be in train mode
             return self._performed(job, chunk, began)
@@ -106,14 +107,14 @@ class Worker:
                 try:
                     with self.watch.limit(self.bench.plan.time_limit * len(part)):
                         found = self._attribute(explainer, chunk, job, part)
+                    wrong = [int((~heat.isfinite()).sum()) for heat in found]
                 except (Exception, OverTime) as error:
                     if len(part) > 1:  # which of them it was, only single calls say
                         parts = [range(i, i + 1) for i in part]
                         continue
                     errors[part[0]] = self._said(error)
                 else:
-                    for i, heat in zip(part, found, strict=True):
-                        bad = int((~heat.isfinite()).sum())
+                    for i, heat, bad in zip(part, found, wrong, strict=True):
                         maps[i] = None if bad else heat
                         errors[i] = f"ValueError: {bad} of {heat.numel()} values are NaN or infinite" if bad else ""
                 each = (time.perf_counter() - began) / len(part)
@@ -128,7 +129,7 @@ class Worker:
     def _attribute(self, explainer: Explainer, chunk: Chunk, job: Job, part: range) -> Tensor:
         assert chunk.examples is not None
         index = slice(part.start, part.stop)
-        images, target = chunk.examples.images[index].clone(), chunk.target[index].to(self.bench.device)
+        images, target = chunk.examples.images[index].clone(), chunk.target[index].clone().to(self.bench.device)
         with seeded(_number(job.seed, chunk.rows[part.start])), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Input Tensor .* did not already require gradients")  # Captum's
             found = explainer.attribute(explainer.on(chunk.model), images, target, job.seed)
@@ -156,7 +157,7 @@ class Worker:
         ones = [
             self._measure(measure, explainer, chunk.part(i), job, maps[i : i + 1]) for i in range(count)
         ]  # only single calls say which image it was
-        return Result([r.values[0] for r in ones], [r.errors[0] for r in ones])
+        return Result.joined(ones)
 
     def _call(self, measure: Measure, explainer: Explainer, chunk: Chunk, job: Job, maps: Tensor) -> Any:
         assert chunk.examples is not None
@@ -181,12 +182,12 @@ class Worker:
         given: Mapping[str, Callable[[], Any]] = {
             "forward_func": function,
             "model": lambda: chunk.model,
-            "inputs": lambda: images,
-            "attributions": lambda: maps if measure.perturber is not None else wide(),
-            "maps": wide,
-            "target": lambda: chunk.target.to(self.bench.device),
-            "masks": lambda: chunk.examples.masks,  # type: ignore[union-attr]
-            "labels": lambda: chunk.examples.labels,  # type: ignore[union-attr]
+            "inputs": lambda: images if measure.perturber is not None else images.clone(),
+            "attributions": lambda: maps if measure.perturber is not None else wide().clone(),
+            "maps": lambda: wide().clone(),  # a metric may work in place
+            "target": lambda: chunk.target.clone().to(self.bench.device),
+            "masks": lambda: chunk.examples.masks.clone(),  # type: ignore[union-attr]
+            "labels": lambda: chunk.examples.labels.clone(),  # type: ignore[union-attr]
             "explain": lambda: explain,
         }
         return measure.of(given)
@@ -246,6 +247,7 @@ def as_maps(found: Any, images: Tensor, layers: bool) -> Tensor:
     if not fits or len(found) != len(images) or not found.numel() or not found.is_floating_point():
         raise ValueError(f"the method returned {found.dtype} {list(found.shape)}; expected {wanted}.")
     found = found.detach()
+    found = found if found.dtype == torch.float64 else found.float()  # sums over channels overflow 16 bits
     return found.sum(1, keepdim=True) if found.ndim == 4 else found
 
 
