@@ -96,13 +96,16 @@ class Bench:
     def jobs(self) -> Iterator[Job]:
         """All jobs; those of one model and the same images come one after the other."""
         plan = self.plan
+        digests: dict[tuple[int, int], str] = {}  # pictures are read once, however many models see them
         for m in range(len(plan.models)):
             model = self.model(m).model
             weights = f"{_digest(model)} {content(plan, plan.models[m], type(model))}"
             for d, source in enumerate(self.sources):
                 for first in range(0, len(source), plan.shard):
                     rows = range(first, min(first + plan.shard, len(source)))
-                    shared = self._deciding(m, weights, source.digest(rows), rows)
+                    if (d, first) not in digests:
+                        digests[d, first] = source.digest(rows)
+                    shared = self._deciding(m, weights, digests[d, first], rows)
                     names = plan.models[m].name, plan.data[d].name
                     for e, explainer in enumerate(self.explainers):
                         for seed in plan.seeds:

@@ -54,12 +54,9 @@ class Actor:
 
 class _Remote:
     def __init__(self, plan: dict[str, Any], base: str) -> None:
-        import torch
-
         from .plan import Plan
 
         self._bench = Bench(Plan(**plan, base=base))  # type: ignore[arg-type]
-        torch.set_num_threads(self._bench.plan.threads)
         self._worker = Worker(self._bench, Watch(lambda: None))
 
     def perform(self, job: tuple[Any, ...]) -> Shard:

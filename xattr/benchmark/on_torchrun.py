@@ -13,7 +13,6 @@ from torch.distributed.rendezvous import rendezvous
 from tqdm import tqdm
 
 from .bench import Bench, Job
-from .engines import threads
 from .processes import doing
 from .store import Store
 
@@ -38,10 +37,9 @@ def ranks(
     jobs = [Job(**job) for job in found]
     do = doing(bench, store)
     bar = tqdm(total=len(todo), disable=not show_progress or rank > 0, unit="job")
-    with threads(bench.plan.threads):
-        while (taken := counter.add(f"{start}/next", 1) - 1) < len(todo):
-            do(jobs[todo[taken]])
-            bar.update(counter.add(f"{start}/done", 1) - bar.n)
+    while (taken := counter.add(f"{start}/next", 1) - 1) < len(todo):
+        do(jobs[todo[taken]])
+        bar.update(counter.add(f"{start}/done", 1) - bar.n)
     bar.close()
     counter.add(f"{start}/left", 1)
     while rank == 0 and counter.add(f"{start}/left", 0) < world:

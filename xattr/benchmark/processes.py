@@ -74,7 +74,6 @@ def serve(folder: str) -> None:
     store = Store(folder)
     bench, jobs = opened(store)
     do = doing(bench, store)
-    torch.set_num_threads(bench.plan.threads)
     for line in sys.stdin:
         error, (number, key) = "", line.split()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,10 @@ class Results:
         `p_holm` and `different` compare with the reference on the images where both are defined: paired sign-flip test
         of the mean, Holm's correction over the methods of the metric.
         """
+        return self._board.copy()
+
+    @cached_property
+    def _board(self) -> pd.DataFrame:
         found = []
         for model, data in self.sections:
             errors = self._errors(model, data)

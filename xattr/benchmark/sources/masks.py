@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ...metrics import boxes_as_masks
 from ...trace import Preprocessing
 from ...trace.errors import InputError
 
@@ -41,7 +43,6 @@ def paint_boxes(boxes: Sequence[Box], size: tuple[int, int]) -> Image:
     from PIL import Image
 
     width, height = size
-    inside = np.zeros((height, width), np.uint8)
     for x1, y1, x2, y2 in boxes:
         box = f"box x1={x1:g}, y1={y1:g}, x2={x2:g}, y2={y2:g}"
         if not (math.isfinite(x1 + y1 + x2 + y2) and x1 < x2 and y1 < y2):
@@ -50,9 +51,8 @@ def paint_boxes(boxes: Sequence[Box], size: tuple[int, int]) -> Image:
             raise InputError(
                 f"found the {box} outside the picture of {width} x {height} (width x height, upright); expected pixels."
             )
-        left, top, right, bottom = (max(0, math.ceil(edge - 0.5)) for edge in (x1, y1, x2, y2))
-        inside[top:bottom, left:right] = 255
-    return Image.fromarray(inside)
+    inside = boxes_as_masks([torch.tensor(boxes, dtype=torch.float64).view(-1, 4)], (height, width))[0, 0]
+    return Image.fromarray(inside.numpy().astype(np.uint8) * 255)
 
 
 def paint_mask(mask: Image, size: tuple[int, int]) -> Image:
